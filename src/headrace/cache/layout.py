@@ -1,0 +1,55 @@
+"""How a model's memory of a sequence is laid out: cache groups with their pages, and state slots. Numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Attention layers of one window, which share a page list. window None keeps every token.
+
+    layers: indices into ModelSpec.layers. token_elements: K and V elements of one token over all its layers.
+    """
+
+    index: int
+    window: int | None
+    layers: tuple[int, ...]
+    token_elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """What the budget bought: `pages[g]` pages of `page_tokens` tokens for group g, and `slots` state slots."""
+
+    groups: tuple[CacheGroup, ...]
+    page_tokens: int
+    pages: tuple[int, ...]
+    slots: int
+
+
+def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
+    """The model's groups: the full-context one first, then windows in rising order. Empty for a model without attention."""
+    by_window: dict[int | None, list[int]] = {}
+    for index, layer in enumerate(spec.layers):
+        if isinstance(layer.mixer, AttentionSpec):
+            by_window.setdefault(layer.mixer.window, []).append(index)
+    windows = sorted(by_window, key=lambda w: (w is not None, w or 0))
+    return tuple(
+        CacheGroup(i, w, tuple(by_window[w]), sum(_token_elements(spec, layer) for layer in by_window[w]))
+        for i, w in enumerate(windows)
+    )
+
+
+def _token_elements(spec: ModelSpec, layer: int) -> int:
+    mixer = spec.layers[layer].mixer
+    assert isinstance(mixer, AttentionSpec)
+    return 2 * mixer.kv_heads * mixer.head_dim
+
+
+def state_elements(spec: ModelSpec) -> tuple[int, int]:
+    """Elements a sequence keeps over all Gated DeltaNet layers: (of S, of the convolution tails)."""
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaSpec)]
+    return sum(m.state_elements for m in mixers), sum(m.conv_elements for m in mixers)

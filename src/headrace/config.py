@@ -1,0 +1,99 @@
+"""The one tree of settings. Every field is documented here once; the command line and the docs table are generated from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
+KV_DTYPES = ("auto", "bf16", "fp16")
+STATE_DTYPES = ("auto", "fp16", "fp32")
+
+
+def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
+    """A documented field: `help` is one sentence for people, `choices` the words it takes, `metavar` its placeholder."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of the engine: the same names as `LLM(...)` keywords and, with dashes, as command-line flags."""
+
+    device: str = setting("auto", "Where the model runs; auto takes a GPU if there is one.", choices=DEVICES)
+    dtype: str = setting(
+        "auto", "Type of weights and activations; auto is the checkpoint's own on a GPU and float32 on a CPU.", choices=DTYPES
+    )
+    context: int | None = setting(
+        None, "Longest sequence, prompt and answer together, in tokens; the model's own limit if not given, less if the cache "
+        "cannot hold it.", metavar="N"
+    )
+    max_seqs: int = setting(64, "Most sequences that run at once; each has a state slot.", metavar="N")
+    chunk_tokens: int = setting(1024, "Most tokens computed in one step; longer prompts are cut into chunks.", metavar="N")
+    page_tokens: int = setting(16, "Tokens in a KV page.", metavar="N")
+    kv_dtype: str = setting("auto", "Type of cached keys and values; auto is the activations' type.", choices=KV_DTYPES)
+    state_dtype: str = setting(
+        "auto", "Type of the recurrent states; auto is fp32 with float32, float64 with float64, and fp16 otherwise.",
+        choices=STATE_DTYPES,
+    )
+    memory_bytes: int | None = setting(None, "Device memory that headrace may use in all.", metavar="N")
+    memory_fraction: float | None = setting(
+        None, "Device memory that headrace may use, as a share of the whole (0.90 on a GPU if nothing is given).", metavar="F"
+    )
+    cache_bytes: int | None = setting(
+        None, "Memory for KV pages and state slots; on a CPU the default is what context x max-seqs needs, at most a quarter "
+        "of the RAM.", metavar="N"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Settings of the HTTP server."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; any other than loopback needs an API key.")
+    port: int = setting(8000, "Port to listen on; 0 takes a free one.", metavar="N")
+    api_key: tuple[str, ...] = setting((), "A key that clients must send; may be given several times.", metavar="K")
+    served_name: str | None = setting(None, "Name of the model in the API; the last part of its path if not given.")
+    max_queue: int = setting(
+        1024, "Most requests that wait beyond those that can run; more are answered 429.", metavar="N"
+    )
+    drain_s: float = setting(30.0, "Seconds that running requests are given to finish after SIGTERM.", metavar="S")
+    chat_template: str | None = setting(None, "File with a Jinja chat template to use instead of the checkpoint's.",
+                                        metavar="FILE")
+
+
+def from_settings(cls: type[Any], settings: dict[str, Any]) -> Any:
+    """A config of class `cls` from keyword settings. Raises ConfigError for an unknown name or a word not among choices."""
+    from headrace.errors import ConfigError
+
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for name, value in settings.items():
+        if name not in fields:
+            raise ConfigError(f"unknown setting {name!r}; the settings are {', '.join(fields)}")
+        choices = fields[name].metadata["choices"]
+        if choices and value not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return cls(**settings)
+
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """What `resolve` made of an EngineConfig for one model on one machine: nothing is `auto` any more.
+
+    kv_dtype and state_dtype are torch names (float64, float32, float16, bfloat16). notes say why, a line for each choice.
+    """
+
+    device: Device
+    dtype: Dtype
+    kv_dtype: Dtype
+    state_dtype: Dtype
+    context: int
+    max_seqs: int
+    chunk_tokens: int
+    page_tokens: int
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,42 @@
+"""What a forward pass is given: the step's tokens packed into one batch, and the pools that outlive it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's rows, packed: row r owns query tokens row_offsets[r] ... row_offsets[r + 1].
+
+    T tokens, R rows, G cache groups. The same facts come twice: as tensors for kernels and as host integers for
+    references, which must not wait for a device.
+    """
+
+    tokens: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, of each token in its sequence
+    row_offsets: Tensor  # [R + 1] int32
+    slots: Tensor  # [R] int64, state slot of each row
+    lengths: Tensor  # [R] int32, tokens of the sequence after this step (context and query together)
+    page_tables: tuple[Tensor, ...]  # G x [R, max pages] int64: page ids; entries past a row's length are undefined but valid ids
+    write_at: tuple[Tensor, ...]  # G x [T] int64: page * page_tokens + offset where each token's K and V go
+    host_row_tokens: tuple[int, ...]  # R query tokens
+    host_lengths: tuple[int, ...]  # R lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Preallocated memory of all sequences. Indexed by layer; a layer without the kind holds None.
+
+    keys, values: [pages, page_tokens, kv_heads, head_dim] of the layer's cache group. states: S as [slots, value_heads,
+    key_dim, value_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first, [slots, conv_channels,
+    conv_width - 1]. group_of: the layer's cache group.
+    """
+
+    keys: tuple[Tensor | None, ...]
+    values: tuple[Tensor | None, ...]
+    states: tuple[Tensor | None, ...]
+    conv_tails: tuple[Tensor | None, ...]
+    group_of: tuple[int | None, ...]

@@ -1,0 +1,1 @@
+"""Turns StepPlans into StepResults: owns every tensor, and no policy."""

@@ -1,0 +1,276 @@
+"""The frozen messages that carry a request through headrace: Request -> StepPlan -> StepResult -> TokenEvent.
+
+The front (HTTP, `LLM`) makes Requests and reads TokenEvents. The scheduler makes StepPlans and commits
+StepResults. The runner turns the one into the other. Nothing else is shared between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.errors import RequestError
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+MAX_LOGPROBS = 20
+"""The most alternatives that `logprobs` and `prompt_logprobs` may ask for."""
+MAX_STOP_STRINGS = 16
+MAX_CHOICES = 128
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn and when a message ends.
+
+    The order of operations on one position's logits: logit_bias, repetition / presence / frequency penalty, EOS and
+    stop ids masked until `min_tokens`, temperature, top_k, top_p, min_p, then a Gumbel-max draw with noise keyed by
+    (seed, position, token id). Reported log-probabilities are those of the model's own logits, before any of these.
+
+    n: independent completions. seed: None draws one. temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, min_p: 1.0 and
+    0.0 are off. presence_penalty and frequency_penalty count generated tokens; repetition_penalty counts prompt and
+    generated tokens. logit_bias: token id -> number added to its logit. logprobs, prompt_logprobs: how many alternatives to
+    report beside the token itself; None reports nothing. stop: strings that end the message and are left out of its text.
+    stop_token_ids: tokens that end it. min_tokens: EOS and stop ids cannot be drawn before. max_tokens: None runs to the
+    end of the context. cache_prompt: False keeps the prompt out of the prefix cache. cache_salt: requests share cached
+    prefixes only with requests of the same salt.
+
+    Raises RequestError naming the field whose value can never work.
+    """
+
+    n: int = 1
+    seed: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    cache_prompt: bool = True
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "top_k", max(0, self.top_k) if self.top_k >= -1 else self.top_k)
+        _check_numbers(self)
+        _check_lists(self)
+
+
+def _require(ok: bool, param: str, rule: str, value: object) -> None:
+    if not ok:
+        raise RequestError(f"{param} must be {rule}, not {value!r}", param=param)
+
+
+def _check_numbers(p: SamplingParams) -> None:
+    _require(1 <= p.n <= MAX_CHOICES, "n", f"from 1 to {MAX_CHOICES}", p.n)
+    _require(p.seed is None or -(2**63) <= p.seed < 2**63, "seed", "a 64-bit integer", p.seed)
+    _require(math.isfinite(p.temperature) and 0 <= p.temperature <= 100, "temperature", "from 0 to 100", p.temperature)
+    _require(p.top_k >= 0, "top_k", "-1, 0 or more", p.top_k)
+    _require(0 < p.top_p <= 1, "top_p", "above 0 and at most 1", p.top_p)
+    _require(0 <= p.min_p <= 1, "min_p", "from 0 to 1", p.min_p)
+    _require(-2 <= p.presence_penalty <= 2, "presence_penalty", "from -2 to 2", p.presence_penalty)
+    _require(-2 <= p.frequency_penalty <= 2, "frequency_penalty", "from -2 to 2", p.frequency_penalty)
+    _require(0 < p.repetition_penalty <= 100, "repetition_penalty", "above 0 and at most 100", p.repetition_penalty)
+    for name, count in (("logprobs", p.logprobs), ("prompt_logprobs", p.prompt_logprobs)):
+        _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"from 0 to {MAX_LOGPROBS}", count)
+    _require(p.min_tokens >= 0, "min_tokens", "0 or more", p.min_tokens)
+    _require(p.max_tokens is None or p.max_tokens >= 0, "max_tokens", "0 or more", p.max_tokens)
+    _require(p.max_tokens is None or p.min_tokens <= p.max_tokens, "min_tokens", "at most max_tokens", p.min_tokens)
+
+
+def _check_lists(p: SamplingParams) -> None:
+    _require(len(p.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(p.stop))
+    _require(all(isinstance(s, str) and s for s in p.stop), "stop", "non-empty strings", list(p.stop))
+    _require(all(isinstance(t, int) and t >= 0 for t in p.stop_token_ids), "stop_token_ids", "token ids",
+             list(p.stop_token_ids))
+    _require(len(p.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(p.logit_bias))
+    for token, bias in p.logit_bias.items():
+        _require(isinstance(token, int) and token >= 0, "logit_bias", "keyed by token ids", token)
+        _require(-100 <= bias <= 100, "logit_bias", "from -100 to 100", bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion to make: a prompt and everything that decides its tokens (`n` choices are `n` requests).
+
+    prompt: token ids, at least one. seed: always set; the same request with the same seed gives the same tokens.
+    max_tokens: resolved against the context, so prompt + max_tokens <= context. eos_ids: tokens of the model that end the
+    message (empty under ignore_eos); params.stop_token_ids end it too. arrival_s: the front's monotonic clock.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_ids: tuple[int, ...] = ()
+    arrival_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PageUpdate:
+    """Pages newly given to a sequence: entries first, first + 1, ... of its page list in cache group `group`."""
+
+    group: int
+    first: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence takes a slot. The runner clears the slot (states, counts) and installs its sampling parameters.
+
+    output: tokens generated before a preemption; they count for penalties and are replayed by the rows that follow.
+    """
+
+    sequence: int
+    slot: int
+    request: Request
+    output: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step. Prefill, decode and verification differ only in these numbers.
+
+    start: position of the first token (a lower bound while earlier steps are uncommitted). tokens: certain tokens known to
+    the host; empty means one token, the slot's next input token, which is on the device. drafts: proposals after them.
+    samples: whether the row ends in a sampled token (False for a chunk that stops inside the prompt).
+    """
+
+    sequence: int
+    slot: int
+    start: int
+    tokens: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
+    page_updates: tuple[PageUpdate, ...] = ()
+    samples: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the runner does next, in this order: admissions, then the rows as one batch."""
+
+    step: int
+    admissions: tuple[Admission, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one token under the model's own distribution, and its best alternatives, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row produced: sampled tokens in order (empty for an unfinished prompt), and log-probabilities if asked for.
+
+    prompt_logprobs: for prompt positions start + 1 ... start + n of the row, as many as the prompt holds.
+    """
+
+    sequence: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One RowResult for each row of the plan, in the plan's order."""
+
+    step: int
+    rows: tuple[RowResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one request, from the engine to the front.
+
+    tokens: newly committed tokens, an ending EOS or stop token included. prompt_logprobs: sent once, with the first
+    tokens; the first prompt token has no entry, so there are len(prompt) - 1. finish_reason ends the request, and nothing
+    follows it; stop_reason is the stop token id that ended it, error a message for finish_reason "error".
+    """
+
+    request: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges and running totals of the engine, as /metrics shows them."""
+
+    steps: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
+    preemptions_total: int = 0
+    kv_pages_used: int = 0
+    kv_pages_total: int = 0
+    slots_used: int = 0
+    slots_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    cached_tokens_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a started engine is: sent once, when it is ready.
+
+    notes: what `auto` settings were resolved to and why, a line each. budget: (name, bytes) of every memory line.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    context: int
+    max_seqs: int
+    chunk_tokens: int
+    page_tokens: int
+    kv_pages: int
+    vocab_size: int
+    notes: tuple[str, ...] = ()
+    budget: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished completion, as `LLM.generate` returns it.
+
+    tokens include an ending EOS or stop token; text does not, and ends before a stop string.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    index: int = 0
+    stop_reason: int | str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
