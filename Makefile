@@ -1,0 +1,42 @@
+# make serve    environment, installation, and the server on the demo model     MODEL=path ARGS="--port 8001"
+# make test     environment, installation with test tools, and the test suite   ARGS="tests/server -x"
+# make lint     style, types, import rules, generated docs
+# make long     soak tests and benchmarks, minutes each
+# make settings rewrites docs/settings.md from config.py
+# PYTHON=python3.12 and VENV=elsewhere work with every target.
+VENV ?= .venv
+PYTHON ?=
+MODEL ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" tools/install.sh
+INSTALLED_FROM := pyproject.toml tools/install.sh $(wildcard constraints/*.txt)
+
+.PHONY: serve test lint long settings
+
+serve: $(VENV)/.serve-installed
+	@exec $(BIN)/headrace serve $(if $(MODEL),"$(MODEL)") $(ARGS)
+
+test: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest $(ARGS)
+
+long: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m headrace.commands.settings_table --check docs/settings.md
+
+settings: $(VENV)/.serve-installed
+	$(BIN)/python -m headrace.commands.settings_table docs/settings.md
+
+$(VENV)/.serve-installed: $(INSTALLED_FROM)
+	@$(INSTALL)
+	@touch $@
+
+$(VENV)/.dev-installed: $(INSTALLED_FROM)
+	@$(INSTALL) dev
+	@touch $@ $(VENV)/.serve-installed
