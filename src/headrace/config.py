@@ -29,8 +29,11 @@ class EngineConfig:
         None, "Longest sequence, prompt and answer together, in tokens; the model's own limit if not given, less if the cache "
         "cannot hold it.", metavar="N"
     )
-    max_seqs: int = setting(64, "Most sequences that run at once; each has a state slot.", metavar="N")
-    chunk_tokens: int = setting(1024, "Most tokens computed in one step; longer prompts are cut into chunks.", metavar="N")
+    max_seqs: int | None = setting(
+        None, "Most sequences that run at once; 64 if not given, fewer if their states would take over half of the cache.",
+        metavar="N"
+    )
+    chunk_tokens: int = setting(1024, "Most prompt tokens computed in one step; longer prompts are cut into chunks.", metavar="N")
     page_tokens: int = setting(16, "Tokens in a KV page.", metavar="N")
     kv_dtype: str = setting("auto", "Type of cached keys and values; auto is the activations' type.", choices=KV_DTYPES)
     state_dtype: str = setting(
@@ -77,23 +80,5 @@ def from_settings(cls: type[Any], settings: dict[str, Any]) -> Any:
     return cls(**settings)
 
 
-Device = Literal["cpu", "cuda"]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedConfig:
-    """What `resolve` made of an EngineConfig for one model on one machine: nothing is `auto` any more.
-
-    kv_dtype and state_dtype are torch names (float64, float32, float16, bfloat16). notes say why, a line for each choice.
-    """
-
-    device: Device
-    dtype: Dtype
-    kv_dtype: Dtype
-    state_dtype: Dtype
-    context: int
-    max_seqs: int
-    chunk_tokens: int
-    page_tokens: int
-    notes: tuple[str, ...] = ()
+"""Names that torch knows too."""

@@ -1,0 +1,220 @@
+"""Memory as arithmetic: what every part takes, in bytes, before anything is allocated. The engine allocates exactly this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.cache.layout import CacheGroup, CacheLayout, cache_groups, state_elements
+from headrace.config import Dtype, EngineConfig
+from headrace.errors import ConfigError
+from headrace.hardware import Hardware
+from headrace.models.spec import AttentionSpec, ModelSpec, WeightMap
+from headrace.plan.dtypes import Dtypes, itemsize
+from headrace.plan.sampler_memory import sampler_bytes
+
+DEFAULT_MAX_SEQS = 64
+DEFAULT_GPU_FRACTION = 0.90
+CPU_CACHE_SHARE = 4
+"""On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
+LOGIT_ROWS = 256
+"""Rows of logits computed at once, in sampling and in prompt log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLine:
+    """One part of the memory: what it is, its bytes, and why it takes that many."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """All lines, and what the cache lines buy. context: the longest sequence; notes: what was decided and why."""
+
+    lines: tuple[BudgetLine, ...]
+    layout: CacheLayout
+    context: int
+    max_seqs: int
+    notes: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(line.bytes for line in self.lines)
+
+
+def weight_bytes(weights: WeightMap, dtype: Dtype) -> int:
+    """Bytes of the weights on the device: vectors (norms, decays) are kept in float32 or wider, the rest in `dtype`."""
+    total = 0
+    for weight in weights.weights:
+        elements = 1
+        for size in weight.shape:
+            elements *= size
+        total += elements * (max(4, itemsize(dtype)) if len(weight.shape) == 1 else itemsize(dtype))
+    return total
+
+
+def make_budget(spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes) -> Budget:
+    """The budget of one engine. Raises ConfigError, with the numbers, when the settings cannot fit."""
+    _check_counts(spec, config)
+    seqs = config.max_seqs or DEFAULT_MAX_SEQS
+    fixed = _fixed_lines(spec, weights, config, dtypes, seqs)
+    cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed))
+    notes = [f"cache: {cache_bytes:,} bytes, {why}"]
+    state_bytes = state_bytes_per_sequence(spec, dtypes)
+    if config.max_seqs is None and seqs * state_bytes > cache_bytes // 2:
+        seqs = max(1, cache_bytes // 2 // state_bytes)
+        fixed = _fixed_lines(spec, weights, config, dtypes, seqs)
+        notes.append(f"max-seqs: {seqs}, so that states take at most half of the cache ({state_bytes:,} bytes each)")
+    layout = _buy(spec, config, dtypes, cache_bytes, seqs)
+    context, note = _context(spec, config, layout, cache_bytes)
+    notes.append(note)
+    return Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, tuple(notes))
+
+
+def state_bytes_per_sequence(spec: ModelSpec, dtypes: Dtypes) -> int:
+    """Bytes of one state slot: S in the state type, convolution tails in the activations' type."""
+    s, tails = state_elements(spec)
+    return s * itemsize(dtypes.state) + tails * itemsize(dtypes.compute)
+
+
+def _check_counts(spec: ModelSpec, config: EngineConfig) -> None:
+    for name in ("context", "max_seqs", "chunk_tokens", "page_tokens", "memory_bytes", "cache_bytes"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be 1 or more, not {value}")
+    if config.memory_fraction is not None and not 0 < config.memory_fraction <= 1:
+        raise ConfigError(f"memory_fraction must be above 0 and at most 1, not {config.memory_fraction}")
+    given = [n for n in ("memory_bytes", "memory_fraction", "cache_bytes") if getattr(config, n) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other: give one")
+    if config.context is not None and config.context > spec.max_context:
+        raise ConfigError(f"context {config.context} is more than the model's own limit of {spec.max_context} tokens")
+
+
+def _fixed_lines(
+    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int
+) -> tuple[BudgetLine, ...]:
+    tokens = config.chunk_tokens + seqs
+    width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
+    activations = tokens * (width + 4 * spec.hidden) * max(4, itemsize(dtypes.compute))
+    logits = 3 * max(seqs, LOGIT_ROWS) * spec.vocab_size * max(4, itemsize(dtypes.compute))
+    return (
+        BudgetLine("weights", weight_bytes(weights, dtypes.compute), f"{len(weights.weights)} tensors in {dtypes.compute}"),
+        BudgetLine("sampler", sampler_bytes(seqs, spec.vocab_size), f"token counts and parameters of {seqs} sequences"),
+        BudgetLine("workspace", activations + logits, f"activations of {tokens} tokens and {max(seqs, LOGIT_ROWS)} rows of logits"),
+    )
+
+
+def _layer_width(spec: ModelSpec, index: int) -> int:
+    """Elements a token needs inside the layer at its widest: the inputs and outputs of its projections."""
+    layer = spec.layers[index]
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionSpec):
+        mixing = (3 * mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+    else:
+        mixing = 3 * mixer.conv_channels + 2 * mixer.value_heads * mixer.value_dim
+    return max(mixing, 3 * layer.mlp.intermediate)
+
+
+def _cache_bytes(
+    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, fixed_bytes: int
+) -> tuple[int, str]:
+    if config.cache_bytes is not None:
+        return config.cache_bytes, "as asked for"
+    limit, why = _memory_limit(hardware, config)
+    if limit is None:
+        return _cpu_default(spec, hardware, config, dtypes)
+    if limit <= fixed_bytes:
+        raise ConfigError(f"the model needs {fixed_bytes:,} bytes before its cache, but it may use {limit:,} bytes ({why})")
+    return limit - fixed_bytes, f"what {why} leaves"
+
+
+def _memory_limit(hardware: Hardware, config: EngineConfig) -> tuple[int | None, str]:
+    if config.memory_bytes is not None:
+        return config.memory_bytes, "memory_bytes"
+    if config.memory_fraction is not None:
+        return int(hardware.memory_bytes * config.memory_fraction), f"memory_fraction {config.memory_fraction:g}"
+    if hardware.kind == "cpu":
+        return None, ""
+    free = hardware.free_bytes - (hardware.memory_bytes - int(hardware.memory_bytes * DEFAULT_GPU_FRACTION))
+    return max(0, free), f"{DEFAULT_GPU_FRACTION:.0%} of the {hardware.name}, less what others hold,"
+
+
+def _cpu_default(spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes) -> tuple[int, str]:
+    seqs = config.max_seqs or DEFAULT_MAX_SEQS
+    context = config.context or spec.max_context
+    pages = sum(_group_pages(g, config, context, seqs) * _page_bytes(g, config, dtypes) for g in cache_groups(spec))
+    wanted = seqs * state_bytes_per_sequence(spec, dtypes) + pages
+    most = hardware.memory_bytes // CPU_CACHE_SHARE
+    if wanted <= most:
+        return wanted, f"which holds {seqs} sequences of {context} tokens"
+    return most, f"a quarter of the RAM ({seqs} sequences of {context} tokens would need {wanted:,})"
+
+
+def _group_pages(group: CacheGroup, config: EngineConfig, context: int, seqs: int) -> int:
+    """Pages that `seqs` sequences of `context` tokens hold at most."""
+    page = config.page_tokens
+    if group.window is None:
+        return seqs * -(-context // page)
+    kept = min(context, group.window + page)  # a window rarely starts on a page's first token
+    return seqs * (-(-kept // page) + 1) + -(-min(context, config.chunk_tokens) // page)
+
+
+def _page_bytes(group: CacheGroup, config: EngineConfig, dtypes: Dtypes) -> int:
+    return config.page_tokens * group.token_elements * itemsize(dtypes.kv)
+
+
+def _buy(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int) -> CacheLayout:
+    """State slots first, then the pages that windows can ever need, and full-context pages from the rest."""
+    groups = cache_groups(spec)
+    left = cache_bytes - seqs * state_bytes_per_sequence(spec, dtypes)
+    pages = []
+    for group in sorted(groups, key=lambda g: g.window is None):
+        size = _page_bytes(group, config, dtypes)
+        wanted = _group_pages(group, config, config.context or spec.max_context, seqs)
+        # With nothing but windows, or a context that all sequences can have, more pages would never be used.
+        count = wanted if group.window is not None else min(wanted, max(0, left) // size)
+        left -= count * size
+        pages.append((group.index, count))
+    if left < 0 or any(count == 0 for _, count in pages):
+        raise ConfigError(_too_small(spec, config, dtypes, cache_bytes, seqs))
+    return CacheLayout(groups, config.page_tokens, tuple(count for _, count in sorted(pages)), seqs)
+
+
+def _too_small(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int) -> str:
+    state = state_bytes_per_sequence(spec, dtypes)
+    page = sum(_page_bytes(g, config, dtypes) for g in cache_groups(spec))
+    return (
+        f"the cache of {cache_bytes:,} bytes is too small: {seqs} states of {state:,} bytes and pages of {page:,} bytes; "
+        "give it more (--cache-bytes, --memory-bytes) or lower --max-seqs"
+    )
+
+
+def _context(spec: ModelSpec, config: EngineConfig, layout: CacheLayout, cache_bytes: int) -> tuple[int, str]:
+    full = [count for group, count in zip(layout.groups, layout.pages, strict=True) if group.window is None]
+    capacity = min((count * layout.page_tokens for count in full), default=spec.max_context)
+    if config.context is not None:
+        if capacity < config.context:
+            raise ConfigError(
+                f"context {config.context} does not fit: the cache of {cache_bytes:,} bytes holds {capacity} tokens; "
+                f"give it more (--cache-bytes, --memory-bytes) or ask for --context {capacity}"
+            )
+        return config.context, f"context: {config.context} tokens, as asked for"
+    if capacity < spec.max_context:
+        return capacity, f"context: {capacity} tokens, what the cache holds (the model allows {spec.max_context})"
+    return spec.max_context, f"context: {spec.max_context} tokens, the model's own limit"
+
+
+def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[BudgetLine]:
+    lines = []
+    for group, count in zip(layout.groups, layout.pages, strict=True):
+        size = layout.page_tokens * group.token_elements * itemsize(dtypes.kv)
+        kind = "full context" if group.window is None else f"window of {group.window}"
+        why = f"{count} pages of {layout.page_tokens} tokens, {len(group.layers)} layers, {kind}, {dtypes.kv}"
+        lines.append(BudgetLine(f"kv pages {group.index}", count * size, why))
+    if state_bytes:
+        why = f"{layout.slots} sequences of {state_bytes:,} bytes, {dtypes.state}"
+        lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))
+    return lines

@@ -1,0 +1,59 @@
+"""The cache's tensors, allocated once at start: pages of keys and values, and state slots."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+from headrace.cache.layout import CacheLayout
+from headrace.layers.batch import Pools
+from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec
+from headrace.plan.dtypes import Dtypes
+
+
+def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Pools:
+    """Zeroed pools of exactly the layout's pages and slots (see `Pools` for shapes).
+
+    Zeroed, because a masked position still enters a product with weight zero, and zero times NaN is NaN.
+    """
+    group_of = {layer: group.index for group in layout.groups for layer in group.layers}
+    kv_type, state_type, tail_type = (getattr(torch, name) for name in (dtypes.kv, dtypes.state, dtypes.compute))
+    keys: list[Tensor | None] = []
+    values: list[Tensor | None] = []
+    states: list[Tensor | None] = []
+    tails: list[Tensor | None] = []
+    for index, layer in enumerate(spec.layers):
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionSpec):
+            shape = (layout.pages[group_of[index]], layout.page_tokens, mixer.kv_heads, mixer.head_dim)
+            keys.append(_zeros(shape, kv_type, device))
+            values.append(_zeros(shape, kv_type, device))
+            states.append(None)
+            tails.append(None)
+        elif isinstance(mixer, GatedDeltaSpec):
+            keys.append(None)
+            values.append(None)
+            states.append(_zeros((layout.slots, mixer.value_heads, mixer.key_dim, mixer.value_dim), state_type, device))
+            tails.append(_zeros((layout.slots, mixer.conv_channels, mixer.conv_width - 1), tail_type, device))
+    groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
+    return Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    count = math.prod(shape)
+    if device.type != "cpu" or count == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Fresh anonymous memory reads as zeros and costs nothing until it is used: a CPU cache may be larger than what is ever
+    # needed of it.
+    memory = mmap.mmap(-1, count * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
+def clear_slot(pools: Pools, slot: int) -> None:
+    """Make `slot` the state of an empty sequence. Pages need no clearing: what lies past a length is never used."""
+    for tensor in (*pools.states, *pools.conv_tails):
+        if tensor is not None:
+            tensor[slot].zero_()

@@ -1,0 +1,291 @@
+"""Decides what every step computes, and is the one place where tokens enter a sequence.
+
+plan() decides, commit() applies what came of it; plan() may be called again before the commit (an overlapped loop), then with
+the last sampled tokens known to the device alone. Neither does work that grows with the number of waiting requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from headrace.cache.allocator import CacheAllocator
+from headrace.cache.layout import CacheLayout
+from headrace.scheduler.queue import WaitingQueue
+from headrace.scheduler.sequence import Sequence
+from headrace.types import (
+    Admission,
+    EngineStats,
+    FinishReason,
+    PageUpdate,
+    Request,
+    Row,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+    TokenLogprob,
+)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in the making."""
+
+    prompt_tokens_left: int
+    admissions: list[Admission]
+    rows: list[Row]
+    sequences: list[Sequence]
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over a fixed cache.
+
+    A step computes one token of every decoding sequence and at most `chunk_tokens` of prompts, oldest first. When pages run
+    out the youngest running sequence gives up its own and is computed again later.
+    """
+
+    def __init__(self, layout: CacheLayout, *, chunk_tokens: int) -> None:
+        self._cache = CacheAllocator(layout)
+        self._chunk_tokens = chunk_tokens
+        self._waiting = WaitingQueue()
+        self._running: dict[int, Sequence] = {}  # by id, oldest admission first
+        self._by_request: dict[str, Sequence] = {}
+        self._flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self._events: list[TokenEvent] = []
+        self._next_id = 0
+        self._steps = 0
+        self._preemptions = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    # Requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Its prompt and max_tokens are within the context, which the layout can hold."""
+        if request.id in self._by_request:
+            raise ValueError(f"request id {request.id!r} is in use")
+        sequence = Sequence(self._next_id, request)
+        self._next_id += 1
+        self._by_request[request.id] = sequence
+        self._waiting.push(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now; what it holds is free at once, or when its last uncommitted row is. Unknown ids are ignored."""
+        sequence = self._by_request.get(request_id)
+        if sequence is not None:
+            self._waiting.remove(sequence)
+            self._finish(sequence, "cancelled")
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def drain_events(self) -> list[TokenEvent]:
+        """Events that no commit will return, such as cancellations."""
+        events, self._events = self._events, []
+        return events
+
+    def unfinished(self) -> list[str]:
+        """Ids of all requests that have not ended."""
+        return list(self._by_request)
+
+    def stats(self) -> EngineStats:
+        slots = self._cache.slots
+        return EngineStats(
+            steps=self._steps,
+            requests_running=len(self._running),
+            requests_waiting=len(self._waiting),
+            preemptions_total=self._preemptions,
+            kv_pages_used=self._cache.pages_used,
+            kv_pages_total=self._cache.pages_total,
+            slots_used=slots.total - slots.free,
+            slots_total=slots.total,
+            prompt_tokens_total=self._prompt_tokens,
+            generation_tokens_total=self._generation_tokens,
+        )
+
+    # Planning
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can be computed before a commit or a new request."""
+        step = _Step(self._chunk_tokens, [], [], [])
+        prompts = self._plan_decoding(step)
+        for sequence in prompts:
+            if step.prompt_tokens_left > 0 and sequence.id in self._running:
+                self._plan_chunk(step, sequence)
+        self._admit(step)
+        if not step.rows:
+            return None
+        plan = StepPlan(self._steps, tuple(step.admissions), tuple(step.rows))
+        self._steps += 1
+        self._flight.append((plan, step.sequences))
+        return plan
+
+    def _plan_decoding(self, step: _Step) -> list[Sequence]:
+        """Rows of one token for every decoding sequence. Returns those that still have prompt to compute."""
+        prompts = []
+        for sequence in list(self._running.values()):
+            if sequence.planned < sequence.prefill_end:
+                prompts.append(sequence)
+            elif sequence.tokens_left > 0 and sequence.holding is not None:  # a row before it may have preempted it
+                updates = self._room(sequence, sequence.planned + 1)
+                if updates is not None:
+                    self._add_row(step, sequence, (), updates, samples=True)
+        return prompts
+
+    def _plan_chunk(self, step: _Step, sequence: Sequence) -> None:
+        """The next chunk of a running sequence's prompt, as long as the step has room for."""
+        end = min(sequence.prefill_end, sequence.planned + step.prompt_tokens_left)
+        updates = self._room(sequence, end)
+        if updates is not None:
+            tokens = sequence.known_tokens(sequence.planned, end)
+            samples = end == sequence.prefill_end and sequence.request.max_tokens > 0
+            self._add_row(step, sequence, tokens, updates, samples=samples)
+
+    def _add_row(
+        self, step: _Step, sequence: Sequence, tokens: tuple[int, ...], updates: tuple[PageUpdate, ...], *, samples: bool
+    ) -> None:
+        assert sequence.holding is not None
+        row = Row(sequence.id, sequence.holding.slot, sequence.planned, tokens, (), updates, samples)
+        step.rows.append(row)
+        step.sequences.append(sequence)
+        step.prompt_tokens_left -= len(tokens)
+        sequence.planned += len(tokens) or 1
+        sequence.in_flight += 1
+        sequence.unseen += samples
+
+    def _room(self, sequence: Sequence, tokens: int) -> tuple[PageUpdate, ...] | None:
+        """Pages for the sequence's first `tokens` tokens, preempting younger sequences for them, itself at the last."""
+        holding = sequence.holding
+        assert holding is not None
+        self._cache.drop_behind_windows(holding, sequence.planned)
+        while (updates := self._cache.extend(holding, tokens, sequence.prefill_end)) is None:
+            victim = self._youngest_idle()
+            if victim is None:
+                return None
+            self._preempt(victim)
+            if victim is sequence:
+                return None
+        return updates
+
+    def _youngest_idle(self) -> Sequence | None:
+        """The last admitted sequence without uncommitted rows: only such a one can give up its pages now."""
+        return next((s for s in reversed(self._running.values()) if s.in_flight == 0), None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        del self._running[sequence.id]
+        self._release(sequence)
+        self._preemptions += 1
+        self._waiting.push_front(sequence)
+
+    def _admit(self, step: _Step) -> None:
+        """Waiting sequences, in order, while there are slots, tokens in this step, and pages for their whole prompts."""
+        while self._waiting and step.prompt_tokens_left > 0 and self._cache.slots.free:
+            sequence = self._waiting.head()
+            end = len(sequence.request.prompt) + len(sequence.output)
+            first_chunk = min(end, step.prompt_tokens_left)
+            # One page for each running sequence stays free, or the newcomer would be preempted as soon as they grow.
+            if not self._cache.has_room(first_chunk, end, headroom_pages=len(self._running)):
+                return
+            self._waiting.pop()
+            sequence.holding = self._cache.open()
+            sequence.planned, sequence.prefill_end = 0, end
+            self._running[sequence.id] = sequence
+            output = tuple(sequence.output)
+            step.admissions.append(Admission(sequence.id, sequence.holding.slot, sequence.request, output))
+            self._plan_chunk(step, sequence)
+
+    # Committing
+
+    def commit(self, result: StepResult) -> list[TokenEvent]:
+        """Apply the oldest uncommitted plan's result: append tokens, end messages, free what ended. Returns the news."""
+        plan, sequences = self._flight.popleft()
+        if result.step != plan.step or len(result.rows) != len(plan.rows):
+            raise ValueError(f"result of step {result.step} does not belong to plan {plan.step}")
+        for row, row_result, sequence in zip(plan.rows, result.rows, sequences, strict=True):
+            sequence.in_flight -= 1
+            sequence.unseen -= row.samples
+            if sequence.done:
+                if sequence.in_flight == 0:
+                    self._release(sequence)
+            else:
+                self._commit_row(row, row_result, sequence)
+        return self.drain_events()
+
+    def _commit_row(self, row: Row, result: RowResult, sequence: Sequence) -> None:
+        if result.prompt_logprobs:
+            self._keep_prompt_logprobs(sequence, row.start, result)
+        if not row.samples:
+            if not sequence.prefilling and sequence.in_flight == 0 and sequence.request.max_tokens == 0:
+                self._count_prompt(sequence)
+                self._emit(sequence, (), result, "length", None)
+            return
+        if not sequence.prompt_counted:
+            self._count_prompt(sequence)
+        tokens, reason, stopped_by = self._accept(sequence, result.tokens)
+        self._emit(sequence, tokens, result, reason, stopped_by)
+
+    def _accept(
+        self, sequence: Sequence, tokens: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
+        """Append tokens up to the message's end. Returns those appended, why it ended, and the stop token id if one did."""
+        request = sequence.request
+        output, stop_ids = sequence.output, request.params.stop_token_ids
+        for count, token in enumerate(tokens, 1):
+            output.append(token)
+            self._generation_tokens += 1
+            if token in request.eos_ids:
+                return tokens[:count], "stop", None
+            if token in stop_ids:
+                return tokens[:count], "stop", token
+            if len(output) >= request.max_tokens:
+                return tokens[:count], "length", None
+        return tokens, None, None
+
+    def _emit(
+        self,
+        sequence: Sequence,
+        tokens: tuple[int, ...],
+        result: RowResult,
+        reason: FinishReason | None,
+        stopped_by: int | None,
+    ) -> None:
+        prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        if sequence.prompt_logprobs and len(sequence.output) == len(tokens):  # the first news of this request
+            prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
+        event = TokenEvent(
+            sequence.request.id, tokens, result.logprobs[: len(tokens)], prompt_logprobs, 0, reason, stopped_by 
+        )
+        self._events.append(event)
+        if reason is not None:
+            self._forget(sequence)
+
+    def _keep_prompt_logprobs(self, sequence: Sequence, start: int, result: RowResult) -> None:
+        """Entries for positions start + 1 ...; a chunk computed again after a preemption replaces its earlier entries."""
+        if not sequence.output:
+            del sequence.prompt_logprobs[start:]
+            sequence.prompt_logprobs.extend(result.prompt_logprobs)
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        sequence.prompt_counted = True
+        self._prompt_tokens += len(sequence.request.prompt)
+
+    # Ending
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a request from outside a commit."""
+        self._events.append(TokenEvent(sequence.request.id, finish_reason=reason))
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._by_request[sequence.request.id]
+        self._running.pop(sequence.id, None)
+        sequence.done = True
+        if sequence.in_flight == 0:
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.holding is not None:
+            self._cache.close(sequence.holding)
+            sequence.holding = None

@@ -1,0 +1,48 @@
+"""One request on its way through the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.cache.allocator import Holding
+from headrace.types import Request, TokenLogprob
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request, what it has generated, and how much of it is computed.
+
+    planned: tokens given to the runner since the sequence last took a slot. prefill_end: tokens known when it did (prompt, and
+    what was generated before a preemption): up to there rows carry tokens, from there on the slot's own next token.
+    in_flight, unseen: uncommitted rows, and how many of them will sample a token. done: finished or cancelled, but rows are
+    still in flight; what it holds is given back when the last one is committed.
+    """
+
+    id: int
+    request: Request
+    output: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    holding: Holding | None = None
+    planned: int = 0
+    prefill_end: int = 0
+    in_flight: int = 0
+    unseen: int = 0
+    done: bool = False
+    prompt_counted: bool = False
+
+    @property
+    def prefilling(self) -> bool:
+        return self.planned < self.prefill_end
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that may still be sampled, those of uncommitted rows taken off."""
+        return self.request.max_tokens - len(self.output) - self.unseen
+
+    def known_tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens start ... end - 1 of prompt and output."""
+        prompt = self.request.prompt
+        if end <= len(prompt):
+            return prompt[start:end]
+        known_output = tuple(self.output[max(0, start - len(prompt)) : end - len(prompt)])
+        return prompt[start:] + known_output
