@@ -1,0 +1,126 @@
+"""The loop: receive, plan, run, commit, emit. One EngineCore drives one scheduler and one runner, in one thread."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headrace.errors import EngineUnavailableError, HeadraceError
+from headrace.types import EngineStats, Request, StepPlan, StepResult, TokenEvent
+
+
+class Scheduler(Protocol):
+    """What the loop asks of `scheduler.scheduler.Scheduler`."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, request: Request) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def plan(self) -> StepPlan | None: ...
+
+    def commit(self, result: StepResult) -> list[TokenEvent]: ...
+
+    def drain_events(self) -> list[TokenEvent]: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class PendingStep(Protocol):
+    """A step that the device is working on; `result` waits for it."""
+
+    def result(self) -> StepResult: ...
+
+
+class Runner(Protocol):
+    """What the loop asks of `runner.runner.Runner`."""
+
+    def launch(self, plan: StepPlan) -> PendingStep: ...
+
+    def close(self) -> None: ...
+
+
+class EngineFailedError(EngineUnavailableError):
+    """A step failed, so the device's state cannot be trusted. `events` end every request that the engine held."""
+
+    def __init__(self, message: str, events: list[TokenEvent]) -> None:
+        super().__init__(message)
+        self.events = events
+
+
+class EngineCore:
+    """The plain loop: one uncommitted plan. A loop that overlaps launches several plans before it commits the first.
+
+    After a step that raised, the core is broken: `add` and `step` raise EngineUnavailableError.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._open: dict[str, None] = {}  # requests without a finish_reason yet, in order of arrival
+        self._broken = ""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished, so that `step` is worth calling."""
+        return bool(self._open)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError for an id that is held already."""
+        self._check()
+        if request.id in self._open:
+            raise ValueError(f"request {request.id!r} is running already")
+        self._scheduler.add(request)
+        self._open[request.id] = None
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; its last event comes out of the next `step`. Unknown and finished ids are ignored."""
+        if request_id in self._open and not self._broken:
+            self._scheduler.cancel(request_id)
+
+    def step(self) -> list[TokenEvent]:
+        """Run one step and return its news. Raises EngineFailedError, once, when any part of it fails."""
+        self._check()
+        events: list[TokenEvent] = []
+        try:
+            self._turn(events)
+        except Exception as error:
+            raise self.fail(error, events) from error
+        except BaseException as interruption:
+            self._broken = f"a step was interrupted by {type(interruption).__name__}"
+            raise
+        for event in events:
+            if event.finish_reason is not None:
+                self._open.pop(event.request, None)
+        return events
+
+    def _turn(self, events: list[TokenEvent]) -> None:
+        plan = self._scheduler.plan()
+        if plan is not None:
+            events += self._scheduler.commit(self._runner.launch(plan).result())
+        events += self._scheduler.drain_events()
+        if plan is None and not events and self._open:
+            raise HeadraceError(f"{len(self._open)} requests are unfinished but the scheduler plans nothing")
+
+    def stats(self) -> EngineStats:
+        return self._scheduler.stats()
+
+    def close(self) -> None:
+        """Release the runner's memory. The core cannot be used afterwards."""
+        self._broken = self._broken or "it is closed"
+        self._runner.close()
+
+    def fail(self, error: BaseException, events: list[TokenEvent]) -> EngineFailedError:
+        """Break the core. The returned error holds `events` and then an "error" event for each request still open."""
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        self._broken = reason
+        finished = {event.request for event in events if event.finish_reason is not None}
+        message = f"the engine failed: {reason}"
+        ended = [TokenEvent(id, finish_reason="error", error=message) for id in self._open if id not in finished]
+        self._open.clear()
+        return EngineFailedError(message, events + ended)
+
+    def _check(self) -> None:
+        if self._broken:
+            raise EngineUnavailableError(f"the engine cannot go on: {self._broken}")
