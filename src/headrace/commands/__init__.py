@@ -1,0 +1,1 @@
+"""The subcommands of `headrace`, one file each, and the options they share."""
