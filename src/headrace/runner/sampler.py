@@ -1,0 +1,169 @@
+"""The sampler: every slot's sampling parameters and token counts on the device, and the draw of a step's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.sample import Features, SlotState, sample, top_logprobs
+from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_ONCE, IN_PROMPT
+from headrace.types import Admission, Request, TokenLogprob
+
+_COLDEST = 1e-30
+"""Temperatures below it are drawn as if at it: already greedy but for exact ties, and still a normal float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLogprobs:
+    """Log-probabilities of the rows of a draw that asked for them, still on the device; N such rows, K the most asked for."""
+
+    rows: tuple[int, ...]  # N rows of the draw
+    counts: tuple[int, ...]  # N alternatives that each asked for
+    tokens: Tensor  # [N]
+    chosen: Tensor  # [N]
+    values: Tensor  # [N, K]
+    ids: Tensor  # [N, K]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens of a draw, [R] int64 on the device, and the log-probabilities that its rows asked for, if any did."""
+
+    tokens: Tensor
+    logprobs: DrawnLogprobs | None
+
+
+class Sampler:
+    """Owns the per-slot memory of `slots` sequences (`plan.sampler_memory.sampler_bytes` of it) and draws their tokens.
+
+    next_tokens: [slots] int64, each slot's newest drawn token, which is the input of its next step. Only `Drawn`'s
+    reading waits for the device. Marks (counts) are kept for the slots whose parameters need them.
+    """
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> None:
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"logits are sampled in float32 or float64, not {dtype}")
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.state = SlotState.allocate(slots, vocab_size, self.device)
+        self.next_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self._features = [Features()] * slots
+        self._logprobs: list[int | None] = [None] * slots
+        self._held_draws = [0] * slots  # draws until min_tokens is surely reached
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Installs each request's parameters in its slot, with the tokens that it has already generated counted."""
+        for admission in admissions:
+            self._install(admission)
+
+    def draw(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Drawn:
+        """Draws one token for each row of logits [R, V], in the sampler's dtype and left as they are.
+
+        slots: R different slots. positions: of the tokens being drawn, which with the seed decide the noise.
+        """
+        features = [self._features[slot] for slot in slots]
+        where = self._upload([slots, positions])  # [2, R]
+        tokens = sample(logits, self.state, where[0], where[1], features)
+        self._count(where[0], tokens, slots, features)
+        return Drawn(tokens, self._drawn_logprobs(logits, tokens, slots))
+
+    def logprobs(self, drawn: Drawn) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """For each row of a draw its one TokenLogprob with as many alternatives as it asked for, or nothing. Waits."""
+        found: list[tuple[TokenLogprob, ...]] = [()] * drawn.tokens.shape[0]
+        if drawn.logprobs is not None:
+            lp = drawn.logprobs
+            for row, entry in zip(lp.rows, _to_host(lp.tokens, lp.chosen, lp.values, lp.ids, lp.counts), strict=True):
+                found[row] = (entry,)
+        return tuple(found)
+
+    def prompt_logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> tuple[TokenLogprob, ...]:
+        """Of the prompt tokens [N] int64 that follow the positions of logits [N, V], with k alternatives. Waits."""
+        tokens = tokens.to(self.device)
+        return _to_host(tokens, *top_logprobs(logits, tokens, k), (k,) * tokens.shape[0])
+
+    def _install(self, admission: Admission) -> None:
+        slot, request, p = admission.slot, admission.request, admission.request.params
+        features = _features_of(request, self.vocab_size)
+        held_draws = max(0, p.min_tokens - len(admission.output)) if features.held_open else 0
+        self._features[slot] = replace(features, held_open=held_draws > 0)
+        self._held_draws[slot] = held_draws
+        self._logprobs[slot] = p.logprobs
+        temperature = max(p.temperature, _COLDEST) if p.temperature > 0 else 0.0
+        numbers = (temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
+        seed = (request.seed + 2**63) % 2**64 - 2**63
+        self.state.integers[slot] = self._upload([seed, min(p.top_k, self.vocab_size), p.min_tokens, len(admission.output)])
+        self.state.numbers[slot] = self._upload(numbers, torch.float64)
+        self._set_bias(slot, _in_vocabulary(p.logit_bias, self.vocab_size), p.logit_bias)
+        self._set_marks(admission)
+
+    def _set_bias(self, slot: int, tokens: Sequence[int], bias: Mapping[int, float]) -> None:
+        self.state.bias_tokens[slot].zero_()[: len(tokens)] = self._upload(tokens)
+        self.state.bias_values[slot].zero_()[: len(tokens)] = self._upload([bias[t] for t in tokens], torch.float64)
+
+    def _set_marks(self, admission: Admission) -> None:
+        marks = self.state.marks[admission.slot].zero_()  # [V]
+        if self._features[admission.slot].penalised:
+            marks.index_fill_(0, self._upload(admission.request.prompt), IN_PROMPT)
+            output = self._upload(admission.output)
+            marks.index_add_(0, output, torch.full_like(output, GENERATED_ONCE, dtype=torch.int32))
+        if self._features[admission.slot].held_open:
+            ends = self._upload(_ends(admission.request, self.vocab_size))
+            marks[ends] += ENDS_MESSAGE
+
+    def _count(self, where: Tensor, tokens: Tensor, slots: Sequence[int], features: Sequence[Features]) -> None:
+        self.next_tokens[where] = tokens
+        self.state.count_generated(where)
+        if any(f.penalised for f in features):
+            self.state.marks[where, tokens] += GENERATED_ONCE
+        for slot in slots:
+            if self._features[slot].held_open:
+                self._held_draws[slot] -= 1
+                if self._held_draws[slot] == 0:
+                    self._features[slot] = replace(self._features[slot], held_open=False)
+
+    def _drawn_logprobs(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> DrawnLogprobs | None:
+        asked = [(row, k) for row, slot in enumerate(slots) if (k := self._logprobs[slot]) is not None]
+        if not asked:
+            return None
+        rows, counts = zip(*asked, strict=True)
+        if len(rows) < len(slots):
+            where = self._upload(rows)
+            logits, tokens = logits[where], tokens[where]
+        return DrawnLogprobs(rows, counts, tokens, *top_logprobs(logits, tokens, max(counts)))
+
+    def _upload(self, values: Sequence[object], dtype: torch.dtype = torch.int64) -> Tensor:
+        """Host numbers on the device, without waiting for it."""
+        return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+
+
+def _in_vocabulary(tokens: Iterable[int], vocab_size: int) -> list[int]:
+    """Of any tokens each one once, without those that the model has no logit for, which no draw could return."""
+    return [token for token in dict.fromkeys(tokens) if token < vocab_size]
+
+
+def _ends(request: Request, vocab_size: int) -> list[int]:
+    return _in_vocabulary(request.eos_ids + request.params.stop_token_ids, vocab_size)
+
+
+def _features_of(request: Request, vocab_size: int) -> Features:
+    p = request.params
+    return Features(
+        greedy=p.temperature == 0,
+        top_k=min(p.top_k, vocab_size),
+        nucleus=p.top_p < 1,
+        bias_entries=len(_in_vocabulary(p.logit_bias, vocab_size)),
+        penalised=(p.presence_penalty, p.frequency_penalty, p.repetition_penalty) != (0, 0, 1),
+        held_open=p.min_tokens > 0 and bool(_ends(request, vocab_size)),
+    )
+
+
+def _to_host(
+    tokens: Tensor, chosen: Tensor, values: Tensor, ids: Tensor, counts: Sequence[int]
+) -> tuple[TokenLogprob, ...]:
+    """Rows [N] and their K alternatives as messages, row n with its first counts[n] alternatives."""
+    rows = zip(tokens.tolist(), chosen.tolist(), values.tolist(), ids.tolist(), counts, strict=True)
+    return tuple(TokenLogprob(t, lp, tuple(zip(i, v, strict=True))[:k]) for t, lp, v, i, k in rows)
