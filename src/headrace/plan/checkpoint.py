@@ -1,0 +1,67 @@
+"""Opening a checkpoint and recognising its model, from headers alone: no torch, no weights, no memory to speak of.
+
+Every failure is a CheckpointError of one line that names the file or the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headrace.errors import CheckpointError
+from headrace.models import declaration_for
+from headrace.models.spec import ModelSpec, Weight, WeightMap
+from headrace.plan.contents import FLOAT_DTYPES, Checkpoint, TensorHeader
+from headrace.plan.gguf import open_gguf
+from headrace.plan.hf_directory import open_directory
+from headrace.quant import format_for
+
+__all__ = ["Checkpoint", "Model", "TensorHeader", "identify", "open_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint, what decoder it is for, and where its tensors go."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    weight_map: WeightMap
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read and check the headers of a Hugging Face directory or a GGUF file."""
+    if path.is_dir():
+        return open_directory(path)
+    if not path.exists():
+        raise CheckpointError(f"model {path} does not exist")
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{path} is one file of a model: name its directory")
+    return open_gguf(path)
+
+
+def identify(checkpoint: Checkpoint) -> Model:
+    """Find the declaration for the checkpoint's model type and check that the tensors are those it needs."""
+    declaration = declaration_for(checkpoint.config["model_type"])
+    format_for(checkpoint.config)
+    spec: ModelSpec = declaration.spec(checkpoint.config)
+    weight_map: WeightMap = declaration.weights(spec, checkpoint.tensors.keys())
+    for weight in weight_map.weights:
+        _check_weight(checkpoint, weight)
+    return Model(checkpoint, spec, _with_row_order(weight_map, checkpoint.permuted))
+
+
+def _check_weight(checkpoint: Checkpoint, weight: Weight) -> None:
+    tensor = checkpoint.tensors[weight.source]
+    if tensor.shape != weight.shape:
+        raise CheckpointError(
+            f"{tensor.file}: tensor {weight.source} is {list(tensor.shape)}, the configuration makes it {list(weight.shape)}"
+        )
+    if checkpoint.kind == "hf" and tensor.dtype not in FLOAT_DTYPES:
+        raise CheckpointError(f"{tensor.file}: tensor {weight.source} is {tensor.dtype}, which is not a type of plain weights")
+
+
+def _with_row_order(weight_map: WeightMap, permuted: frozenset[str]) -> WeightMap:
+    weights = tuple(
+        replace(weight, transform="unpermute_rope") if weight.source in permuted else weight for weight in weight_map.weights
+    )
+    return replace(weight_map, weights=weights)
