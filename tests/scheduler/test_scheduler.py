@@ -1,0 +1,201 @@
+"""The scheduler against a fake device: whatever arrives, leaves, or runs out of pages, every request gets its own tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.fake_device import VOCAB, FakeDevice, expected_output
+
+from headrace.cache.allocator import GONE
+from headrace.cache.layout import CacheGroup, CacheLayout
+from headrace.scheduler.scheduler import Scheduler
+from headrace.types import Request, SamplingParams, StepPlan, TokenEvent
+
+CONTEXT = 40
+FULL = CacheGroup(0, None, (0,), 1)
+WINDOW = CacheGroup(1, 7, (1,), 1)
+
+
+def make_request(name: str, prompt: tuple[int, ...], max_tokens: int, *, seed: int = 0, stop: tuple[int, ...] = ()) -> Request:
+    params = SamplingParams(stop_token_ids=stop)
+    return Request(name, prompt, params, seed, min(max_tokens, CONTEXT - len(prompt)), eos_ids=(3,))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, cancellations and steps in any order, with up to `depth` uncommitted plans."""
+
+    @initialize(
+        page=st.integers(1, 5),
+        slots=st.integers(1, 5),
+        chunk=st.integers(1, 24),
+        spare=st.integers(0, 12),
+        depth=st.integers(1, 3),
+        windowed=st.booleans(),
+    )
+    def start(self, page: int, slots: int, chunk: int, spare: int, depth: int, windowed: bool) -> None:
+        pages = -(-CONTEXT // page) + spare
+        groups = (FULL, WINDOW) if windowed else (FULL,)
+        # Few window pages too: one sequence's window and chunk, and little more.
+        window_pages = -(-(7 + chunk) // page) + 2 + spare
+        self.layout = CacheLayout(groups, page, (pages, window_pages)[: len(groups)], slots)
+        self.scheduler = Scheduler(self.layout, chunk_tokens=chunk)
+        self.chunk = chunk
+        self.device = FakeDevice(self.layout)
+        self.depth = depth
+        self.pending: deque[StepPlan] = deque()
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.finished: dict[str, str] = {}
+        self.count = 0
+
+    @rule(prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 1), max_tokens=st.integers(0, CONTEXT),
+          seed=st.integers(0, 9), stop=st.sets(st.integers(0, VOCAB - 1), max_size=2))
+    def arrive(self, prompt: list[int], max_tokens: int, seed: int, stop: set[int]) -> None:
+        request = make_request(f"r{self.count}", tuple(prompt), max_tokens, seed=seed, stop=tuple(stop))
+        self.count += 1
+        self.requests[request.id] = request
+        self.outputs[request.id] = []
+        self.scheduler.add(request)
+
+    @precondition(lambda self: len(self.finished) < len(self.requests))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        alive = sorted(set(self.requests) - set(self.finished))
+        self.scheduler.cancel(data.draw(st.sampled_from(alive)))
+        self._receive(self.scheduler.drain_events())
+
+    @rule(times=st.integers(1, 12))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self._step()
+
+    def _step(self) -> bool:
+        plan = self.scheduler.plan() if len(self.pending) < self.depth else None
+        if plan is not None:
+            assert sum(len(row.tokens) for row in plan.rows) <= self.chunk
+            self.pending.append(plan)
+        if self.pending and (plan is None or len(self.pending) == self.depth):
+            self._receive(self.scheduler.commit(self.device.run(self.pending.popleft())))
+            return True
+        return plan is not None
+
+    def _receive(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            assert event.request not in self.finished, "news after the end"
+            self.outputs[event.request].extend(event.tokens)
+            if event.finish_reason is not None:
+                self.finished[event.request] = event.finish_reason
+                self._check_output(event.request, event.finish_reason)
+
+    def _check_output(self, name: str, reason: str) -> None:
+        expected, got = expected_output(self.requests[name]), self.outputs[name]
+        if reason == "cancelled":
+            assert got == expected[: len(got)]
+            return
+        assert got == expected
+        stops = (*self.requests[name].eos_ids, *self.requests[name].params.stop_token_ids)
+        assert reason == ("stop" if got and got[-1] in stops else "length")
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        cache = self.scheduler._cache
+        held = [s.holding for s in self._holders() if s.holding is not None]
+        for group, pool in enumerate(cache.pools):
+            owned = [page for holding in held for page in holding.pages[group] if page != GONE]
+            assert len(owned) == len(set(owned)), "a page has two owners"
+            assert len(owned) + pool.free == pool.total, "a page is lost"
+        slots = [holding.slot for holding in held]
+        assert len(slots) == len(set(slots)) and len(slots) + cache.slots.free == cache.slots.total
+
+    def _holders(self) -> list:  # type: ignore[type-arg]
+        flying = [s for _, sequences in self.scheduler._flight for s in sequences]
+        return list({id(s): s for s in [*self.scheduler._running.values(), *flying]}.values())
+
+    def teardown(self) -> None:
+        """Whatever is left runs to its end: nobody starves, and everything is given back."""
+        if not hasattr(self, "scheduler"):
+            return
+        steps = 0
+        while self._step():
+            steps += 1
+            assert steps < 20_000, "no end"
+        assert not self.scheduler.has_work and set(self.finished) == set(self.requests)
+        stats = self.scheduler.stats()
+        assert stats.kv_pages_used == 0 and stats.slots_used == 0
+        self.nothing_is_lost()
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestScheduler = SchedulerMachine.TestCase
+
+
+def run_all(scheduler: Scheduler, device: FakeDevice) -> list[TokenEvent]:
+    events = []
+    while (plan := scheduler.plan()) is not None:
+        events.extend(scheduler.commit(device.run(plan)))
+    return events
+
+
+def test_preemption_happens_and_changes_no_token() -> None:
+    layout = CacheLayout((FULL,), 4, (12,), 4)
+    scheduler, device = Scheduler(layout, chunk_tokens=16), FakeDevice(layout)
+    requests = [make_request(f"r{i}", (i + 4,) * 5, 30, seed=i) for i in range(4)]
+    for request in requests:
+        scheduler.add(replace(request, eos_ids=()))
+    outputs: dict[str, list[int]] = {r.id: [] for r in requests}
+    for event in run_all(scheduler, device):
+        outputs[event.request].extend(event.tokens)
+    assert scheduler.stats().preemptions_total > 0
+    assert outputs == {r.id: expected_output(replace(r, eos_ids=())) for r in requests}
+
+
+def test_one_plan_has_decoding_rows_beside_a_prompts_chunk() -> None:
+    layout = CacheLayout((FULL,), 4, (40,), 4)
+    scheduler, device = Scheduler(layout, chunk_tokens=6), FakeDevice(layout)
+    scheduler.add(make_request("short", (5, 6), 20))
+    first = scheduler.plan()
+    assert first is not None and first.rows[0].samples
+    scheduler.commit(device.run(first))
+    scheduler.add(make_request("long", tuple(range(4, 24)), 5))
+    mixed = scheduler.plan()
+    assert mixed is not None
+    assert [len(row.tokens) for row in mixed.rows] == [0, 6]
+    assert [row.samples for row in mixed.rows] == [True, False]
+
+
+def test_cancel_frees_everything_before_the_next_plan() -> None:
+    layout = CacheLayout((FULL,), 4, (20,), 2)
+    scheduler, device = Scheduler(layout, chunk_tokens=64), FakeDevice(layout)
+    for name in ("a", "b", "c"):
+        scheduler.add(make_request(name, (5, 6, 7), 20))
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.commit(device.run(plan))
+    scheduler.cancel("a")
+    scheduler.cancel("nobody")
+    assert [e.finish_reason for e in scheduler.drain_events()] == ["cancelled"]
+    plan = scheduler.plan()
+    assert plan is not None and {a.request.id for a in plan.admissions} == {"c"}
+
+
+def test_a_result_of_another_step_is_refused() -> None:
+    layout = CacheLayout((FULL,), 4, (20,), 2)
+    scheduler, device = Scheduler(layout, chunk_tokens=64), FakeDevice(layout)
+    scheduler.add(make_request("a", (5,), 9))
+    plan = scheduler.plan()
+    assert plan is not None
+    result = device.run(plan)
+    try:
+        scheduler.commit(replace(result, step=7))
+    except ValueError as error:
+        assert "step 7" in str(error)
+    else:
+        raise AssertionError("the wrong result was taken")

@@ -1,0 +1,89 @@
+"""A device in plain Python: it keeps every page's cells and every slot's state, and notices whatever a plan gets wrong."""
+
+from __future__ import annotations
+
+from headrace.cache.layout import CacheLayout
+from headrace.types import Request, Row, RowResult, StepPlan, StepResult
+
+VOCAB = 50
+
+
+def next_token(seed: int, tokens: list[int]) -> int:
+    """The fake model: what follows `tokens` depends on all of them and on the seed."""
+    return (sum((i + 1) * t for i, t in enumerate(tokens)) * 31 + seed * 7 + len(tokens)) % VOCAB
+
+
+def expected_output(request: Request) -> list[int]:
+    """What the request yields on its own, without any batching."""
+    tokens = list(request.prompt)
+    while len(tokens) - len(request.prompt) < request.max_tokens:
+        tokens.append(next_token(request.seed, tokens))
+        if tokens[-1] in request.eos_ids or tokens[-1] in request.params.stop_token_ids:
+            break
+    return tokens[len(request.prompt) :]
+
+
+class FakeDevice:
+    """Runs plans. A cell holds (sequence, position, token); a slot holds its sequence, its tokens (the recurrent state) and its
+    next input. Every row asserts that its state ends where it starts and that its window is in its own pages."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self.layout = layout
+        self.cells: list[dict[tuple[int, int], tuple[int, int, int]]] = [{} for _ in layout.groups]
+        self.tables: list[list[dict[int, int]]] = [[{} for _ in range(layout.slots)] for _ in layout.groups]
+        self.owner: list[int | None] = [None] * layout.slots
+        self.state: list[list[int]] = [[] for _ in range(layout.slots)]
+        self.next_input: list[int | None] = [None] * layout.slots
+        self.request: list[Request | None] = [None] * layout.slots
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for admission in plan.admissions:
+            slot = admission.slot
+            self.owner[slot], self.state[slot], self.next_input[slot] = admission.sequence, [], None
+            self.request[slot] = admission.request
+            for table in self.tables:
+                table[slot] = {}
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows in one step"
+        return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
+
+    def _row(self, row: Row) -> RowResult:
+        assert self.owner[row.slot] == row.sequence, "the slot belongs to another sequence"
+        state = self.state[row.slot]
+        assert len(state) == row.start, "the state is not at the row's start"
+        for update in row.page_updates:
+            for offset, page in enumerate(update.pages):
+                self.tables[update.group][row.slot][update.first + offset] = page
+        tokens = row.tokens
+        if not tokens:
+            carried = self.next_input[row.slot]
+            assert carried is not None
+            tokens = (carried,)
+        request = self.request[row.slot]
+        assert request is not None
+        last = len(request.prompt) + max(request.max_tokens - 1, 0)  # the last sampled token is never computed
+        assert row.start + len(tokens) <= last, "computed past the request's end"
+        for token in tokens:
+            self._write(row, len(state), token)
+            state.append(token)
+            self._check_window(row, len(state) - 1)
+        if not row.samples:
+            return RowResult(row.sequence)
+        sampled = next_token(request.seed, state)
+        self.next_input[row.slot] = sampled
+        return RowResult(row.sequence, (sampled,))
+
+    def _write(self, row: Row, position: int, token: int) -> None:
+        index, offset = divmod(position, self.layout.page_tokens)
+        for group in range(len(self.layout.groups)):
+            page = self.tables[group][row.slot][index]
+            assert 0 <= page < self.layout.pages[group]
+            self.cells[group][page, offset] = (row.sequence, position, token)
+
+    def _check_window(self, row: Row, position: int) -> None:
+        for group in self.layout.groups:
+            first = 0 if group.window is None else max(0, position - group.window + 1)
+            for seen in range(first, position + 1):
+                index, offset = divmod(seen, self.layout.page_tokens)
+                page = self.tables[group.index][row.slot][index]
+                cell = self.cells[group.index].get((page, offset))
+                assert cell == (row.sequence, seen, self.state[row.slot][seen]), f"position {seen} was overwritten: {cell}"
