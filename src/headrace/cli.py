@@ -38,7 +38,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -85,7 +87,7 @@ def chat(
     api_key: Annotated[str | None, typer.Option(help="The key that the server wants.", metavar="K")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.", metavar="T")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this total probability.", metavar="P")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this share.", metavar="P")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.", metavar="N")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.", metavar="N")] = None,
 ) -> None:

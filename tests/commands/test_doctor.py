@@ -27,7 +27,7 @@ def test_a_good_machine_has_no_problems(machine: Machine) -> None:
     ("machine", "what", "fatal", "fix"),
     [
         (replace(CPU_ONLY, torch=None), "PyTorch is not installed", True, "pip install 'torch>=2.11,<2.15'"),
-        (replace(CPU_ONLY, torch=Torch("2.13.0", error="libcudart.so.13: no such file")), "libcudart", True, "--force-reinstall"),
+        (replace(CPU_ONLY, torch=Torch("2.13.0", error="libcudart.so.13: lost")), "libcudart", True, "--force-reinstall"),
         (replace(CPU_ONLY, torch=Torch("2.9.1")), "2.9.1 is not one of 2.11 to 2.14", True, "torch>="),
         (replace(CPU_ONLY, torch=Torch("2.15.0")), "2.15.0 is not one of", True, "torch>="),
         (replace(CPU_ONLY, python="3.10.4"), "Python 3.10.4", True, "Python 3.13"),

@@ -46,7 +46,8 @@ def test_a_machine_without_packages_or_with_a_broken_torch_is_described(monkeypa
 
 def test_gpus_are_read_from_the_drivers_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '580.65, 8.6, 24576, NVIDIA GeForce RTX 3090'\necho '580.65, 12.0, 32607, NVIDIA RTX, 5090'\n")
+    rows = ("580.65, 8.6, 24576, NVIDIA GeForce RTX 3090", "580.65, 12.0, 32607, NVIDIA RTX, 5090")
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = inspect_machine()

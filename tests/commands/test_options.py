@@ -43,8 +43,8 @@ def test_nothing_given_is_the_fields_defaults() -> None:
 
 
 def test_every_kind_of_field_is_parsed() -> None:
-    given = parse(["m", "--word", "b", "--count", "3", "--share", "0.25", "--name", "x", "--key", "k", "--key", "l", "--two-words"])
-    assert given == dict(model="m", word="b", count=3, share=0.25, name="x", key=("k", "l"), two_words=True)
+    given = parse("m --word b --count 3 --share 0.25 --name x --key k --key l --two-words".split())
+    assert given == {"model": "m", "word": "b", "count": 3, "share": 0.25, "name": "x", "key": ("k", "l"), "two_words": True}
 
 
 @pytest.mark.parametrize("arguments", [["--count", "many"], ["--share", "half"], ["--unknown", "1"], ["--count"]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class ChatClient:
-    """A server at `url` ("http://127.0.0.1:8000"). Failures are HeadraceErrors of one line, the server's own words if it had any."""
+    """A server at `url` ("http://127.0.0.1:8000"). Failures are HeadraceErrors of one line, in its own words if any."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -36,7 +36,7 @@ class ChatClient:
         finally:
             connection.close()
 
-    def stream(self, body: Mapping[str, Any]) -> Iterator[str]:
+    def stream(self, body: Mapping[str, Any]) -> Generator[str]:
         """Text of the answer as it comes. Closing the iterator closes the connection, and the server stops generating."""
         connection, response = self._send("POST", "/v1/chat/completions", {**body, "stream": True})
         try:

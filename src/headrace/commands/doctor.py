@@ -63,8 +63,8 @@ def _torch_problems(machine: Machine) -> Iterator[Problem]:
 def _gpu_problems(machine: Machine) -> Iterator[Problem]:
     for gpu in machine.gpus:
         if gpu.compute_capability < OLDEST_GPU:
-            yield Problem(f"{gpu.name} (compute capability {_dotted(gpu.compute_capability)}) is older than any that headrace is "
-                          "made for, 8.0", False, "headrace serve --device cpu")
+            age = f"compute capability {_dotted(gpu.compute_capability)}, older than {_dotted(OLDEST_GPU)}"
+            yield Problem(f"headrace is not made for {gpu.name} ({age})", False, "headrace serve --device cpu")
     if machine.torch and machine.torch.sees_gpu:
         if machine.triton is None:
             yield Problem("Triton is not installed", False, "pip install 'triton>=3.6'")

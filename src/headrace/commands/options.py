@@ -85,7 +85,8 @@ def _option(setting: Setting, panel: str) -> inspect.Parameter:
         spelling, help=setting.help, metavar=setting.value or None, rich_help_panel=panel,
         show_default=setting.default not in (None, ()),
     )
-    annotation = Annotated[kind if default is not None else kind | None, option]
+    hint = kind if default is not None else kind | None
+    annotation: Any = Annotated[hint, option]
     return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -18,8 +18,8 @@ from headrace.config import EngineConfig, ServerConfig
 INTRODUCTION = """\
 # Settings
 
-Generated from `src/headrace/config.py` by `make settings`; do not edit it here. Each is a flag of `headrace serve`. The engine's
-are also keywords of `LLM(...)`, with underscores for dashes. No environment variable and no file changes them.
+Generated from `src/headrace/config.py` by `make settings`; do not edit it here. Each is a flag of `headrace serve`. The
+engine's are also keywords of `LLM(...)`, with underscores for dashes. No environment variable and no file changes them.
 """
 
 
