@@ -1,0 +1,12 @@
+"""Operations. Each package is one operation: its public function, its reference, its cases.
+
+The public function states shapes and formula and hands over to an implementation; `reference.py` is plain PyTorch, runs
+on every device and is the definition that any faster implementation must agree with. References accumulate in the larger of
+float32 and the type they are given. `cases.py` offers, for the tests that every operation gets by being here: CASES (each
+with a `name`); inputs(case, dtype) -> keyword arguments of the public function; slow(**inputs) -> expected outputs by an
+independent float64 formula; outputs(result, inputs) -> what the call gave, memory that it updates in place included.
+"""
+
+from headrace.registry import Registry
+
+KERNELS = Registry("headrace.kernels", skip=("rows",))

@@ -114,13 +114,17 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One checkpoint tensor: `source` of `shape` goes, after `transform`, to rows offset ... of parameter `target`."""
+    """One checkpoint tensor: `source` of `shape` goes, after `transform`, to rows offset ... of parameter `target`.
+
+    wide: the parameter is kept in float32 or better, whatever the model's type (norm weights, decay parameters).
+    """
 
     source: str
     target: str
     shape: tuple[int, ...]
     offset: int = 0
     transform: Transform = "none"
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,15 @@
+"""Put new keys and values into their pages."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headrace.kernels.kv_write import reference
+
+
+def kv_write(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, write_at: Tensor) -> None:
+    """k, v [T, KV, D] go to token write_at[t] (page * page_tokens + offset, [T] int64) of keys, values [pages, P, KV, D].
+
+    In place, in the pool's type. The places of one step are distinct.
+    """
+    reference.kv_write(k, v, keys, values, write_at)

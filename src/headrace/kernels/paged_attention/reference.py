@@ -1,0 +1,138 @@
+"""The definition of paged attention in plain PyTorch: gather each row's own tokens, then one dense attention per block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+MASK_ELEMENTS = 1 << 20
+"""Most elements of one mask: long chunks are cut into blocks of queries, which bounds the workspace."""
+PADDING_TOKENS = 4096
+"""Padding that rows decoded together may cost whatever their lengths; beyond it, padding may not exceed the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """B rows of n queries that attend together. at: their tokens in the batch. read_at [B, L]: their keys' places."""
+
+    count: int
+    queries: int
+    at: slice | Tensor
+    read_at: Tensor
+    mask: Tensor | None  # [B, 1, n, L] bool, True is seen; None sees all
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Rows planned for one step and cache group."""
+
+    blocks: tuple[Block, ...]
+
+
+def plan_rows(
+    page_table: Tensor, lengths: Tensor, row_tokens: Sequence[int], host_lengths: Sequence[int], page_tokens: int,
+    window: int | None = None,
+) -> PagedRows:
+    starts, total = [], 0
+    for tokens in row_tokens:
+        starts.append(total)
+        total += tokens
+    spans = [min(length, window or length) for length in host_lengths]
+    decoding = [r for r, tokens in enumerate(row_tokens) if tokens == 1]
+    blocks = [
+        _decode_block(rows, [starts[r] for r in rows], [spans[r] for r in rows], page_table, lengths, page_tokens)
+        for rows in _buckets(decoding, spans)
+    ]
+    for row, tokens in enumerate(row_tokens):
+        if tokens > 1:
+            blocks += _chunk_blocks(starts[row], tokens, host_lengths[row], page_table[row], page_tokens, window)
+    return PagedRows(tuple(blocks))
+
+
+def _buckets(rows: list[int], spans: Sequence[int]) -> Iterator[list[int]]:
+    """Split rows into lists whose padding to the longest stays bounded; each list keeps the batch's order."""
+    waiting = sorted(rows, key=lambda r: -spans[r])
+    while waiting:
+        longest, used, take = spans[waiting[0]], 0, 0
+        for row in waiting:
+            padding = longest * (take + 1) - used - spans[row]
+            if padding > max(PADDING_TOKENS, used):
+                break
+            used, take = used + spans[row], take + 1
+        yield sorted(waiting[:take])
+        waiting = waiting[take:]
+
+
+def _decode_block(
+    rows: list[int], starts: list[int], spans: list[int], page_table: Tensor, lengths: Tensor, page_tokens: int
+) -> Block:
+    device, longest = page_table.device, max(spans)
+    at: slice | Tensor
+    if starts[-1] - starts[0] == len(rows) - 1:
+        at, pick = slice(starts[0], starts[-1] + 1), slice(rows[0], rows[-1] + 1)
+        table, ends = page_table[pick], lengths[pick].long()
+    else:
+        at, index = torch.tensor(starts, device=device), torch.tensor(rows, device=device)
+        table, ends = page_table[index], lengths[index].long()
+    span = torch.tensor(spans, device=device)
+    steps = torch.arange(longest, device=device)
+    # Steps past a row's end repeat its last token: masked, but its own memory, never another sequence's.
+    tokens = torch.minimum((ends - span)[:, None] + steps, ends[:, None] - 1)  # [B, L]
+    even = min(spans) == longest
+    mask = None if even else (steps < span[:, None])[:, None, None]
+    return Block(len(rows), 1, at, _places(table, tokens, page_tokens), mask)
+
+
+def _chunk_blocks(
+    start: int, tokens: int, length: int, pages: Tensor, page_tokens: int, window: int | None
+) -> Iterator[Block]:
+    device = pages.device
+    most = max(16, min(256, MASK_ELEMENTS // length))
+    for done in range(0, tokens, most):
+        queries = min(most, tokens - done)
+        first = length - tokens + done  # position of the block's first query
+        seen = max(0, first + 1 - window) if window else 0
+        keys = torch.arange(seen, first + queries, device=device)
+        asking = torch.arange(first, first + queries, device=device)[:, None]
+        mask = keys <= asking
+        if window:
+            mask &= keys > asking - window
+        at = slice(start + done, start + done + queries)
+        yield Block(1, queries, at, _places(pages[None], keys[None], page_tokens), mask[None, None])
+
+
+def _places(table: Tensor, tokens: Tensor, page_tokens: int) -> Tensor:
+    """Places in the pool [B, L] of token positions [B, L] under page tables [B, pages]."""
+    pages = table.gather(1, tokens // page_tokens)
+    return pages * page_tokens + tokens % page_tokens
+
+
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float) -> Tensor:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = torch.empty_like(q)
+    for block in rows.blocks:
+        out[block.at] = _attend(q[block.at].to(wide), keys, values, block, scale).to(q.dtype)
+    return out
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, block: Block, scale: float) -> Tensor:
+    """q [B * n, H, D] -> [B * n, H, D]. The query heads of one key head attend as further queries of it."""
+    kv_heads, dim = keys.shape[2:]
+    group, n = q.shape[1] // kv_heads, block.queries
+    q = q.view(block.count, n, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, KV, G * n, D]
+    mask = block.mask
+    if mask is not None and n > 1:
+        mask = mask.repeat(1, 1, group, 1)  # [B, 1, G * n, L]
+    k, v = (_gather(pool, block.read_at, q.dtype) for pool in (keys, values))
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return out.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4).reshape(block.count * n, kv_heads * group, dim)
+
+
+def _gather(pool: Tensor, read_at: Tensor, dtype: torch.dtype) -> Tensor:
+    """[pages, P, KV, D] at places [B, L] -> [B, KV, L, D]."""
+    tokens = pool.view(-1, *pool.shape[2:]).index_select(0, read_at.flatten())
+    return tokens.to(dtype).unflatten(0, read_at.shape).transpose(1, 2)

@@ -1,0 +1,20 @@
+"""Root-mean-square norm, alone or after a residual addition."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headrace.kernels.rms_norm import reference
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """x [..., D], weight [D] -> x / sqrt(mean(x^2) + eps) * (offset + weight), as x in shape and type.
+
+    offset is 1 for models that store weights about zero (Qwen3.5), else 0.
+    """
+    return reference.rms_norm(x, weight, eps, offset)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """x, residual [..., D] -> (rms_norm(x + residual), x + residual)."""
+    return reference.add_rms_norm(x, residual, weight, eps, offset)

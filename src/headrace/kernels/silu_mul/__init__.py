@@ -1,0 +1,12 @@
+"""The activation of a gated MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headrace.kernels.silu_mul import reference
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 I], the gate first -> silu(gate) * up, [T, I]."""
+    return reference.silu_mul(gate_up)

@@ -1,0 +1,44 @@
+"""What all layers of one forward pass share: computed once, used by each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.kernels.paged_attention import PagedRows, plan_rows
+from headrace.kernels.rows import RowGroup, group_rows
+from headrace.layers.batch import Batch, Pools
+from headrace.layers.rope import angles
+from headrace.models.spec import RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A batch, its pools, and what follows from them for every layer.
+
+    row_groups: rows of equal length, for recurrent layers. paged_rows: for each cache group, where its keys lie.
+    rotary: (cos, sin) [T, 1, rotary_dims / 2] of each kind of rotary embedding in the model.
+    """
+
+    batch: Batch
+    pools: Pools
+    row_groups: tuple[RowGroup, ...]
+    paged_rows: tuple[PagedRows, ...]
+    rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
+
+
+def prepare_step(
+    batch: Batch, pools: Pools, windows: tuple[int | None, ...], freqs: Mapping[RopeSpec, Tensor], hidden: Tensor
+) -> Step:
+    """windows: each cache group's. freqs: the model's rotary frequencies. hidden: any activation, for its type and device."""
+    pages = {group: keys.shape[1] for group, keys in zip(pools.group_of, pools.keys, strict=True) if keys is not None}
+    planned = tuple(
+        plan_rows(table, batch.lengths, batch.host_row_tokens, batch.host_lengths, pages[group], windows[group])
+        for group, table in enumerate(batch.page_tables)
+    )
+    return Step(
+        batch, pools, group_rows(batch.host_row_tokens, hidden.device), planned,
+        {spec: angles(batch.positions, f, hidden.dtype) for spec, f in freqs.items()},
+    )

@@ -1,0 +1,81 @@
+"""The one decoder: modules built from a ModelSpec."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headrace.cache.layout import cache_groups
+from headrace.layers.attention import Attention
+from headrace.layers.batch import Batch, Pools
+from headrace.layers.embedding import Embedding
+from headrace.layers.gated_delta import GatedDelta
+from headrace.layers.linear import Linear
+from headrace.layers.mlp import Mlp
+from headrace.layers.norm import RmsNorm
+from headrace.layers.rope import frequencies
+from headrace.layers.step import Step, prepare_step
+from headrace.models.spec import AttentionSpec, LayerSpec, ModelSpec
+
+
+def build_decoder(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The model's modules on `device`, parameters uninitialised. Their paths are the targets of the spec's WeightMap."""
+    return Decoder(spec, dtype=dtype, device=device)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm, head."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        self.windows = tuple(group.window for group in cache_groups(spec))
+        mixers = [layer.mixer for layer in spec.layers]
+        ropes = dict.fromkeys(m.rope for m in mixers if isinstance(m, AttentionSpec))
+        self.frequencies = {rope: frequencies(rope, device) for rope in ropes}
+        self.embedding = Embedding(spec.vocab_size, spec.hidden, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, layer, index, dtype=dtype, device=device) for index, layer in enumerate(spec.layers)
+        )
+        self.norm = RmsNorm(spec.hidden, eps=spec.norm_eps, offset=spec.norm_offset, dtype=dtype, device=device)
+        self.head = None if spec.tied else Linear(spec.hidden, spec.vocab_size, dtype=dtype, device=device)
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        """Hidden states after the final norm, [T, hidden]. Pages, states and tails of the batch's rows are brought up to date."""
+        hidden = self.embedding(batch.tokens)
+        step = prepare_step(batch, pools, self.windows, self.frequencies, hidden)
+        delta: Tensor | None = None
+        for layer in self.layers:
+            hidden, delta = layer(hidden, delta, step)
+        assert delta is not None
+        return self.norm.add(delta, hidden)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden] -> [N, vocab], in the larger of float32 and the model's type."""
+        scores = hidden @ self.embedding.weight.T if self.head is None else self.head(hidden)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+class DecoderLayer(nn.Module):
+    """One layer. The residual sum travels as two parts, so that its addition can be fused with the next norm."""
+
+    def __init__(self, model: ModelSpec, spec: LayerSpec, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        eps, offset, hidden = model.norm_eps, model.norm_offset, model.hidden
+        self.mixer_norm = RmsNorm(hidden, eps=eps, offset=offset, dtype=dtype, device=device)
+        self.mixer: Attention | GatedDelta
+        if isinstance(spec.mixer, AttentionSpec):
+            self.mixer = Attention(spec.mixer, hidden, index, eps=eps, norm_offset=offset, dtype=dtype, device=device)
+        else:
+            self.mixer = GatedDelta(spec.mixer, hidden, index, eps=eps, dtype=dtype, device=device)
+        self.mlp_norm = RmsNorm(hidden, eps=eps, offset=offset, dtype=dtype, device=device)
+        self.mlp = Mlp(spec.mlp, hidden, dtype=dtype, device=device)
+
+    def forward(self, hidden: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden] and what is still to be added to it -> the same after this layer."""
+        if delta is None:
+            normed = self.mixer_norm(hidden)
+        else:
+            normed, hidden = self.mixer_norm.add(delta, hidden)
+        normed, hidden = self.mlp_norm.add(self.mixer(normed, step), hidden)
+        return hidden, self.mlp(normed)
