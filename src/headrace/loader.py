@@ -139,7 +139,7 @@ def _transform(piece: _Piece, rows: Tensor) -> Tensor:
         case "squeeze_conv":
             return rows.squeeze(1)  # [C, 1, W] -> [C, W]
         case "unpermute_rope":
-            pairs = rows.unflatten(0, (-1, piece.head_rows // 2, 2))  # [heads, half, 2, ...]
-            return pairs.transpose(1, 2).flatten(0, 2)
+            pairs = rows.view(-1, piece.head_rows // 2, 2, *rows.shape[1:])  # [heads, half, 2, ...]
+            return pairs.transpose(1, 2).reshape(rows.shape)
         case unknown:
             assert_never(unknown)

@@ -38,7 +38,7 @@ def read_ahead(ranges: Sequence[FileRange], *, cuda: bool) -> Iterator[Tensor]:
     """
     size_bytes = max((r.nbytes for r in ranges), default=0)
     buffers = [torch.empty(size_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(_BUFFERS)]
-    copied = [torch.cuda.Event() if cuda else None for _ in buffers]
+    copied = [_event() if cuda else None for _ in buffers]
     with ThreadPoolExecutor(_BUFFERS) as pool:
 
         def read(index: int) -> Future[None]:
@@ -55,10 +55,14 @@ def read_ahead(ranges: Sequence[FileRange], *, cuda: bool) -> Iterator[Tensor]:
                 pending.append(read(index + _BUFFERS))
 
 
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
 def _read(wanted: FileRange, buffer: Tensor, copied: torch.cuda.Event | None) -> None:
     if copied is not None:
         copied.synchronize()
-    view = memoryview(buffer.numpy())[: wanted.nbytes]
+    view = buffer.numpy().data[: wanted.nbytes]
     try:
         with wanted.file.open("rb", buffering=0) as file:
             done_bytes = 0

@@ -41,10 +41,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def identify(checkpoint: Checkpoint) -> Model:
     """Find the declaration for the checkpoint's model type and check that the tensors are those it needs."""
-    declaration = declaration_for(checkpoint.config["model_type"])
-    format_for(checkpoint.config)
-    spec: ModelSpec = declaration.spec(checkpoint.config)
-    weight_map: WeightMap = declaration.weights(spec, checkpoint.tensors.keys())
+    try:
+        declaration = declaration_for(checkpoint.config["model_type"])
+        format_for(checkpoint.config)
+        spec: ModelSpec = declaration.spec(checkpoint.config)
+        weight_map: WeightMap = declaration.weights(spec, checkpoint.tensors.keys())
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None  # what knows no files cannot name one
     for weight in weight_map.weights:
         _check_weight(checkpoint, weight)
     return Model(checkpoint, spec, _with_row_order(weight_map, checkpoint.permuted))

@@ -63,11 +63,11 @@ class _Metadata:
     def get(self, key: str, default: Any = None) -> Any:
         return self.header.metadata.get(f"{self.architecture}.{key}", default)
 
-    def need(self, key: str, kind: type, default: Any = None) -> Any:
+    def need(self, key: str, kind: type[int] | type[float], default: Any = None) -> Any:
         """A positive number of type `kind`."""
         value = self.get(key, default)
         if type(value) is not kind or not value > 0:
-            shown = "missing" if value is None else f"{'an array' if isinstance(value, GgufArray) else repr(value)}"
+            shown = "missing" if value is None else "an array" if isinstance(value, GgufArray) else repr(value)
             self.refuse(f"{self.architecture}.{key} must be a positive {kind.__name__}, and is {shown}")
         return value
 

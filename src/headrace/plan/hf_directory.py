@@ -47,11 +47,11 @@ def _hint(path: Path) -> str:
 
 
 def _whole(path: Path) -> dict[str, TensorHeader]:
-    files = _safetensors_files(path)
-    extra = sorted(files - {_WHOLE})
-    if _WHOLE in files and not extra:
+    whole = _present(path / _WHOLE)
+    extra = sorted(_safetensors_files(path) - {_WHOLE})
+    if whole and not extra:
         return read_header(path / _WHOLE)
-    if _WHOLE in files:
+    if whole:
         raise CheckpointError(f"{path / extra[0]} does not belong to {_WHOLE}: no {_INDEX} lists it")
     if extra:
         raise CheckpointError(f"{path / _INDEX} is missing: it must say what the {_count(extra, 'file')} like {extra[0]} hold")
