@@ -14,10 +14,10 @@ from headrace.types import FinishReason, SamplingParams, TokenEvent, TokenLogpro
 class TextDelta:
     """What an event adds to the message.
 
-    text: new text, certain to belong to it. tokens: new tokens, an ending EOS or stop token and those of a stop string included,
-    nothing after them. logprobs: an entry for each token, if the request asked for them; offsets then: where in the message's
-    text each of these tokens begins, in characters (one that begins inside a character: where the character begins; of a
-    stop string or an ending token, which are no text: the text's end). finish_reason ends the message; stop_reason is the stop
+    text: new text, certain to belong to it. tokens: new tokens, an ending EOS or stop token and those of a stop string
+    included, nothing after them. logprobs: an entry for each token, if the request asked for them; offsets then: where in the
+    message's text each of these tokens begins, in characters (one that begins inside a character: where the character
+    begins; of a stop string or an ending token, which are no text: the text's end). finish_reason ends the message; stop_reason is the stop
     string or stop token that did.
     """
 
@@ -89,7 +89,8 @@ class Detokenizer:
                 return self._stopped(event, stop, parts, offsets)
             parts.append(self._held)
             self.finished = True
-        return TextDelta("".join(parts), event.tokens, event.logprobs, self._offsets(offsets), event.finish_reason, event.stop_reason)
+        places = self._offsets(offsets)
+        return TextDelta("".join(parts), event.tokens, event.logprobs, places, event.finish_reason, event.stop_reason)
 
     def _watch(self, piece: str, parts: list[str]) -> str | None:
         """Add what is certain of the held text and `piece` to `parts`; returns the stop string that ends the message here."""
@@ -112,8 +113,8 @@ class Detokenizer:
     def _stopped(self, event: TokenEvent, stop: str, parts: list[str], offsets: list[int]) -> TextDelta:
         self.finished = True
         count = len(offsets)
-        ended = self._offsets([min(offset, self._text_chars) for offset in offsets])
-        return TextDelta("".join(parts), event.tokens[:count], event.logprobs[:count], ended, "stop", stop)
+        places = self._offsets([min(offset, self._text_chars) for offset in offsets])
+        return TextDelta("".join(parts), event.tokens[:count], event.logprobs[:count], places, "stop", stop)
 
     def _offsets(self, offsets: list[int]) -> tuple[int, ...]:
         return tuple(offsets) if self._with_offsets else ()

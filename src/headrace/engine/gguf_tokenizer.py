@@ -110,17 +110,18 @@ def _library(tokens: list[str], merges: list[str], rules: _Rules, path: Path) ->
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise CheckpointError(f"{path}: tokenizer.ggml.tokens holds a token twice")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise CheckpointError(f"{path}: tokenizer.ggml.merges must be a list of token pairs")
+    if not merges:
+        raise CheckpointError(f"{path}: tokenizer.ggml.merges is missing")
     try:
+        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
         library = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rules.whole_words))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path}: tokenizer.ggml.merges do not fit the tokens: {error}") from None
     if rules.nfc:
         library.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.splits]
-    library.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     library.decoder = decoders.ByteLevel()
     return library
 

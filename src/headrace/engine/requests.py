@@ -21,8 +21,8 @@ def build_requests(
     """`params.n` requests with ids `request_id-0`, `request_id-1`, ...
 
     max_tokens is clamped to what the context leaves after the prompt. Without a seed one is drawn; choice 0 has the seed
-    itself, the others seeds derived from it. Raises RequestError naming the field: for an empty prompt, for token ids outside the
-    vocabulary, and, with code "context_length_exceeded", for a prompt that leaves no room in the context.
+    itself, the others seeds derived from it. Raises RequestError naming the field: for an empty prompt, for token ids
+    outside the vocabulary, and, with code "context_length_exceeded", for a prompt that leaves no room in the context.
     """
     tokens = tuple(prompt)
     _check_prompt(tokens, info)

@@ -19,8 +19,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class DecoderRules:
-    """A tokenizer's decoder. kind "utf8": bytes of all tokens in a row are read as UTF-8. kind "runs": a run of byte tokens is one
-    text if it is valid UTF-8 and one U+FFFD a byte if not.
+    """A tokenizer's decoder. kind "utf8": the bytes of all tokens in a row are read as UTF-8. kind "runs": a run of byte tokens
+    is one text if it is valid UTF-8, and one U+FFFD a byte if not.
 
     replace: text replacements in a token. separator: put between tokens. first_drops: what the first token loses. strip:
     (character, how many at most) taken from the start of the text.

@@ -25,9 +25,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
 class Tokenizer:
     """A checkpoint's tokenizer. All methods may be called from several threads at once.
 
-    vocab_size: tokens it knows; a model's embedding may have more rows. eos_ids: tokens that end a message. special_ids: control
-    tokens, left out of decoded text. special_tokens: strings by name (bos_token, ...) for chat templates. pieces: what each token
-    adds to the text.
+    vocab_size: tokens it knows; a model's embedding may have more rows. eos_ids: tokens that end a message. special_ids:
+    control tokens, left out of decoded text. special_tokens: strings by name (bos_token, ...) for chat templates. pieces: what
+    each token adds to the text. special_pattern: matches the text of a control token, the longest first.
     """
 
     def __init__(self, source: TokenizerSource) -> None:
@@ -41,7 +41,7 @@ class Tokenizer:
         bos = source.special_tokens.get("bos_token")
         self.bos_id: int | None = None if bos is None else self._library.token_to_id(bos)
         self.pieces = TokenPieces(self._library)
-        self._special_text = _any_of([entry.content for entry in added.values() if entry.special])
+        self.special_pattern = _any_of([entry.content for entry in added.values() if entry.special])
         self._plain = _plain_twin(self._library)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -70,15 +70,6 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Text of one token by itself, U+FFFD where it holds part of a character."""
         return self.token_bytes(token).decode("utf-8", "replace")
-
-    def special_text(self, text: str) -> re.Match[str] | None:
-        """The first control token that is spelt out in `text`."""
-        return self._special_text.search(text)
-
-    @property
-    def special_pattern(self) -> re.Pattern[str]:
-        """Matches the text of any control token, the longest first."""
-        return self._special_text
 
 
 def _any_of(texts: list[str]) -> re.Pattern[str]:
