@@ -1,7 +1,7 @@
 """The engine process: `python -m headrace.engine.worker --fd N`, started by `engine.process` with one end of a socket pair.
 
-The main thread builds the engine, then steps it. A reader thread takes the front's commands, and ends the process at once,
-in the midst of loading or of a step, when the front is gone. SIGINT and SIGTERM are the front's to act on and are ignored.
+The main thread builds the engine, then steps it. `tether` ends the process when the front is gone. SIGINT and SIGTERM are
+the front's to act on and are ignored here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import queue
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -24,12 +23,12 @@ from headrace.config import EngineConfig
 from headrace.engine import frames
 from headrace.engine.core import EngineCore, EngineFailedError
 from headrace.engine.heartbeat import HEARTBEAT_S, Pulse
+from headrace.engine.tether import Tether
 from headrace.errors import CheckpointError, ConfigError, EngineUnavailableError
 from headrace.types import EngineInfo, TokenEvent
 
 DEFAULT_BUILDER = "headrace.engine.build:load_engine"
-EXIT_CLOSED, EXIT_FAILED, EXIT_NOT_BUILT, EXIT_FRONT_GONE = 0, 1, 2, 3
-READ_BYTES = 1 << 18
+EXIT_CLOSED, EXIT_FAILED, EXIT_NOT_BUILT = 0, 1, 2
 
 
 class Built(Protocol):
@@ -43,7 +42,6 @@ class Built(Protocol):
 
 
 Builder = Callable[[Path, EngineConfig, Callable[[int, int], None]], Built]
-Inbox = queue.SimpleQueue[frames.Command | frames.FrameError]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -56,44 +54,20 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=options.fd)
     link.set_inheritable(False)  # a compiler started from here must not hold the connection open
-    inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=read_commands, args=(link, inbox), daemon=True, name="front").start()
-    leave(Worker(link, inbox).run(options.builder))
-
-
-def leave(code: int) -> NoReturn:
-    """End without Python's shutdown, which may wait for threads or for a device that no longer answers."""
+    tether = Tether(link)
+    code = Worker(tether).run(options.builder)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
-
-
-def read_commands(link: socket.socket, inbox: Inbox) -> None:
-    """Pass the front's commands on until they cannot be read. The front's end closing is the process's end."""
-    reader = frames.command_reader()
-    while data := _receive(link):
-        try:
-            for command in reader.feed(data):
-                inbox.put(command)
-        except frames.FrameError as error:
-            inbox.put(error)
-            return
-    os._exit(EXIT_FRONT_GONE)
-
-
-def _receive(link: socket.socket) -> bytes:
-    try:
-        return link.recv(READ_BYTES)
-    except OSError:
-        return b""
+    tether.release()
+    os._exit(code)  # Python's own way out may wait for a device that no longer answers
 
 
 class Worker:
     """Builds an engine, then turns its loop until the front closes it or a step fails. `run` returns the exit code."""
 
-    def __init__(self, link: socket.socket, inbox: Inbox) -> None:
-        self._link = link
-        self._inbox = inbox
+    def __init__(self, tether: Tether) -> None:
+        self._inbox = tether.inbox
+        self._send = tether.send
         self._pulse = Pulse()
 
     def run(self, builder: str) -> int:
@@ -146,12 +120,6 @@ class Worker:
         stats = core.stats() if self._pulse.stats_due(time.monotonic(), idle=not core.has_work) else None
         if events or stats is not None:
             self._send(frames.Turned(tuple(events), stats))
-
-    def _send(self, report: frames.Report) -> None:
-        try:
-            self._link.sendall(frames.encode(report))
-        except OSError:
-            os._exit(EXIT_FRONT_GONE)
 
 
 def _apply(command: frames.Command | frames.FrameError, core: EngineCore) -> None:
