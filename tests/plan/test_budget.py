@@ -1,0 +1,102 @@
+"""The budget's arithmetic, on the published shape and on small ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.hardware import Hardware
+from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, Weight, WeightMap
+from headrace.plan.budget import make_budget, state_bytes_per_sequence, weight_bytes
+from headrace.plan.dtypes import Dtypes, resolve_dtypes
+
+GIB = 2**30
+FULL = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16))
+WINDOW = replace(FULL, window=32)
+DELTA = GatedDeltaSpec(2, 4, 8, 8, 4)
+CPU = Hardware("cpu", "CPU", 8 * GIB, 6 * GIB)
+GPU = Hardware("cuda", "Test 24 GB", 24 * GIB, 23 * GIB)
+F32 = Dtypes("float32", "float32", "float32")
+WEIGHTS = WeightMap((Weight("embed", "embed", (100, 32)), Weight("norm", "norm", (32,))))
+
+
+def spec(*mixers: AttentionSpec | GatedDeltaSpec, max_context: int = 1024) -> ModelSpec:
+    return ModelSpec("test", 100, 32, tuple(LayerSpec(m, MlpSpec(64)) for m in mixers), 1e-6, max_context)
+
+
+def test_weights_are_counted_in_their_types() -> None:
+    assert weight_bytes(WEIGHTS, "bfloat16") == 100 * 32 * 2 + 32 * 4
+    assert weight_bytes(WEIGHTS, "float64") == (100 * 32 + 32) * 8
+
+
+def test_a_cpu_cache_holds_every_sequence_at_full_length() -> None:
+    model = spec(FULL, DELTA)
+    budget = make_budget(model, WEIGHTS, CPU, EngineConfig(max_seqs=4, context=100), F32)
+    assert budget.layout.pages == (4 * 7,) and budget.layout.slots == 4 and budget.context == 100
+    lines = {line.name: line.bytes for line in budget.lines}
+    assert lines["kv pages 0"] == 28 * 16 * 2 * 2 * 16 * 4
+    assert lines["state slots"] == 4 * state_bytes_per_sequence(model, F32)
+    assert budget.total_bytes == sum(lines.values())
+
+
+def test_a_cpu_cache_takes_at_most_a_quarter_of_the_ram() -> None:
+    model = spec(FULL, max_context=10_000_000)
+    budget = make_budget(model, WEIGHTS, CPU, EngineConfig(), F32)
+    cache = sum(line.bytes for line in budget.lines if line.name.startswith("kv"))
+    assert 2 * GIB - 16 * 256 < cache <= 2 * GIB
+    assert budget.context == budget.layout.pages[0] * 16 < 10_000_000
+
+
+def test_a_gpu_leaves_a_tenth_and_what_others_hold() -> None:
+    model = spec(FULL, DELTA, max_context=100_000_000)
+    budget = make_budget(model, WEIGHTS, GPU, EngineConfig(), F32)
+    limit = int(24 * GIB * 0.9) - GIB
+    page = 16 * 2 * 2 * 16 * 4
+    assert limit - page < budget.total_bytes <= limit
+
+
+def test_window_groups_get_what_windows_need_and_no_more() -> None:
+    budget = make_budget(spec(FULL, WINDOW, max_context=4096), WEIGHTS, CPU, EngineConfig(max_seqs=2, chunk_tokens=64), F32)
+    full, window = budget.layout.pages
+    assert full == 2 * 256
+    assert window == 2 * (3 + 1) + 4
+
+
+def test_states_take_at_most_half_of_a_small_cache() -> None:
+    model = spec(FULL, DELTA)
+    state = state_bytes_per_sequence(model, F32)
+    budget = make_budget(model, WEIGHTS, CPU, EngineConfig(cache_bytes=20 * state), F32)
+    assert budget.max_seqs == 10
+    assert any("max-seqs" in note for note in budget.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"context": 2048}, "context 2048 is more than the model's own limit of 1024"),
+        ({"cache_bytes": 100_000, "context": 1024, "max_seqs": 1}, "holds"),
+        ({"cache_bytes": 100, "max_seqs": 4}, "too small"),
+        ({"cache_bytes": 100, "memory_bytes": 100}, "memory_bytes and cache_bytes exclude each other"),
+        ({"memory_bytes": 100}, "before its cache"),
+        ({"memory_fraction": 1.5}, "memory_fraction"),
+        ({"page_tokens": 0}, "page_tokens must be 1 or more"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_its_numbers(settings: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_budget(spec(FULL, DELTA), WEIGHTS, CPU, EngineConfig(**settings), F32)  # type: ignore[arg-type]
+
+
+def test_auto_types() -> None:
+    assert resolve_dtypes(EngineConfig(), CPU, "bfloat16").compute == "float32"
+    on_gpu = resolve_dtypes(EngineConfig(), GPU, "bfloat16")
+    assert (on_gpu.compute, on_gpu.kv, on_gpu.state) == ("bfloat16", "bfloat16", "float16")
+    double = resolve_dtypes(EngineConfig(dtype="float64"), CPU, "bfloat16")
+    assert (double.compute, double.kv, double.state) == ("float64", "float64", "float64")
+    mixed = resolve_dtypes(EngineConfig(dtype="float32", kv_dtype="fp16", state_dtype="fp16"), CPU, "float32")
+    assert (mixed.kv, mixed.state) == ("float16", "float16")
+    with pytest.raises(ConfigError, match="no bfloat16"):
+        resolve_dtypes(EngineConfig(dtype="bfloat16"), replace(GPU, has_bfloat16=False), "bfloat16")
