@@ -6,11 +6,12 @@ import random
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
+
 from headrace.cache.layout import cache_groups
 from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder, build_decoder
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec, WeightMap
-from torch import Tensor
 
 CPU = torch.device("cpu")
 

@@ -61,16 +61,16 @@ def make_tiny_checkpoint(
 
 def tiny_config(model_type: str) -> dict[str, Any]:
     """Fields of a small model of this type, without its vocabulary."""
-    fields: dict[str, Any] = dict(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        max_position_embeddings=1024, tie_word_embeddings=False, rms_norm_eps=1e-6,
-    )
+    fields: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "max_position_embeddings": 1024, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
+    }
     if model_type.startswith("qwen3_5"):
-        fields |= dict(
-            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
-            linear_conv_kernel_dim=4, rope_parameters={"rope_type": "default", "rope_theta": 10000.0,
+        fields |= {
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            "linear_conv_kernel_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                                                        "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
-        )
+        }
     return fields
 
 
@@ -78,25 +78,26 @@ def random_config(model_type: str, rng: random.Random) -> dict[str, Any]:
     """Fields of a random small model: odd head counts, k/v head ratios 1 to 4, 1 to 8 layers, any layer pattern."""
     kv_heads, ratio, head_dim, layers = rng.randint(1, 3), rng.randint(1, 4), rng.choice((8, 12, 16, 32)), rng.randint(1, 8)
     heads = kv_heads * ratio
-    fields: dict[str, Any] = dict(
-        vocab_size=rng.randint(64, 400), intermediate_size=rng.randint(5, 70), num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=1024,
-        hidden_size=heads * rng.choice((4, 8, 12)), tie_word_embeddings=rng.random() < 0.5, rms_norm_eps=rng.choice((1e-5, 1e-6)),
-        attention_bias=rng.random() < 0.3,
-    )
+    fields: dict[str, Any] = {
+        "vocab_size": rng.randint(64, 400), "intermediate_size": rng.randint(5, 70), "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "max_position_embeddings": 1024,
+        "hidden_size": heads * rng.choice((4, 8, 12)), "tie_word_embeddings": rng.random() < 0.5,
+        "rms_norm_eps": rng.choice((1e-5, 1e-6)), "attention_bias": rng.random() < 0.3,
+    }
     theta = rng.choice((1e3, 1e4, 1e6))
     if model_type.startswith("qwen3_5"):
         return fields | _random_hybrid(rng, layers, head_dim, theta)
     if model_type == "qwen3":
         window = rng.random() < 0.5
-        fields |= dict(use_sliding_window=window, sliding_window=rng.randint(2, 100), max_window_layers=rng.randint(0, layers))
-        return fields | dict(rope_parameters={"rope_type": "default", "rope_theta": theta})
+        fields |= {"use_sliding_window": window, "sliding_window": rng.randint(2, 100),
+                   "max_window_layers": rng.randint(0, layers)}
+        return fields | {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     rope = rng.choice((
         {"rope_type": "default"}, {"rope_type": "linear", "factor": 2.5},
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 128},
     ))
-    return fields | dict(rope_parameters={**rope, "rope_theta": theta}, mlp_bias=rng.random() < 0.3)
+    return fields | {"rope_parameters": {**rope, "rope_theta": theta}, "mlp_bias": rng.random() < 0.3}
 
 
 def _random_hybrid(rng: random.Random, layers: int, head_dim: int, theta: float) -> dict[str, Any]:
@@ -105,21 +106,22 @@ def _random_hybrid(rng: random.Random, layers: int, head_dim: int, theta: float)
     factor = rng.choice((0.25, 0.5, 1.0)) if head_dim % 8 == 0 else 0.5
     half = int(head_dim * factor) // 2
     section = [half - 2 * (half // 3), half // 3, half // 3]
-    return dict(
-        layer_types=types, linear_num_key_heads=key_heads, linear_num_value_heads=key_heads * rng.randint(1, 4),
-        linear_key_head_dim=rng.choice((4, 8, 12, 16)), linear_value_head_dim=rng.choice((4, 8, 12, 16)),
-        linear_conv_kernel_dim=rng.randint(2, 5),
-        rope_parameters={"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": factor, "mrope_section": section},
-    )
+    return {
+        "layer_types": types, "linear_num_key_heads": key_heads, "linear_num_value_heads": key_heads * rng.randint(1, 4),
+        "linear_key_head_dim": rng.choice((4, 8, 12, 16)), "linear_value_head_dim": rng.choice((4, 8, 12, 16)),
+        "linear_conv_kernel_dim": rng.randint(2, 5),
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": factor,
+                            "mrope_section": section},
+    }
 
 
 def random_model(model_type: str, fields: Mapping[str, Any], seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A transformers model with these fields and random weights, in evaluation mode, with its plain attention."""
-    tokens = dict(bos_token_id=None, eos_token_id=2, pad_token_id=0)
+    tokens = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
     config: Any
     if model_type == "qwen3_5":
-        vision = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=fields["hidden_size"],
-                      num_position_embeddings=16, patch_size=4)
+        vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+                  "out_hidden_size": fields["hidden_size"], "num_position_embeddings": 16, "patch_size": 4}
         config = transformers.Qwen3_5Config(text_config={**fields, **tokens}, vision_config=vision, image_token_id=3,
                                             video_token_id=4, vision_start_token_id=5, vision_end_token_id=6,
                                             tie_word_embeddings=fields["tie_word_embeddings"])
@@ -236,7 +238,8 @@ def _pieces(word: str, vocabulary: Mapping[str, int]) -> list[str]:
 def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
     """tokenizer.json and tokenizer_config.json with a ChatML template."""
     tokenizer.save(str(directory / "tokenizer.json"))
-    added = {str(i): {"content": t, "special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    added = {str(i): {"content": t, "special": True, "lstrip": False, "rstrip": False, "normalized": False,
+                      "single_word": False}
              for i, t in enumerate(SPECIAL_TOKENS)}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added, "eos_token": "<|im_end|>",

@@ -20,7 +20,7 @@ class Batch:
     row_offsets: Tensor  # [R + 1] int32
     slots: Tensor  # [R] int64, state slot of each row
     lengths: Tensor  # [R] int32, tokens of the sequence after this step (context and query together)
-    page_tables: tuple[Tensor, ...]  # G x [R, max pages] int64: page ids; entries past a row's length are undefined but valid ids
+    page_tables: tuple[Tensor, ...]  # G x [R, max pages] int64: page ids; past a row's length undefined but valid ids
     write_at: tuple[Tensor, ...]  # G x [T] int64: page * page_tokens + offset where each token's K and V go
     host_row_tokens: tuple[int, ...]  # R query tokens
     host_lengths: tuple[int, ...]  # R lengths

@@ -41,7 +41,7 @@ class Decoder(nn.Module):
         self.head = None if spec.tied else Linear(spec.hidden, spec.vocab_size, dtype=dtype, device=device)
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        """Hidden states after the final norm, [T, hidden]. Pages, states and tails of the batch's rows are brought up to date."""
+        """Hidden states after the final norm, [T, hidden]. The rows' pages, states and tails are brought up to date."""
         hidden = self.embedding(batch.tokens)
         step = prepare_step(batch, pools, self.windows, self.frequencies, hidden)
         delta: Tensor | None = None

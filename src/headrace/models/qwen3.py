@@ -17,7 +17,8 @@ def spec(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(config)
     fields.require("hidden_act", "silu", "silu")
     heads, kv_heads = head_counts(fields)
-    head_dim, bias, mlp = fields.count("head_dim", 128), fields.flag("attention_bias"), MlpSpec(fields.count("intermediate_size"))
+    head_dim, bias = fields.count("head_dim", 128), fields.flag("attention_bias")
+    mlp = MlpSpec(fields.count("intermediate_size"))
     rotary = rope(fields, head_dim)
     layers = tuple(
         LayerSpec(AttentionSpec(heads, kv_heads, head_dim, rotary, qk_norm=True, qkv_bias=bias, out_bias=bias, window=w), mlp)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Transform = Literal["none", "squeeze_conv", "unpermute_rope"]
-"""How a checkpoint tensor becomes rows of its target: as it is; [C, 1, W] -> [C, W]; llama.cpp's q/k row order -> half-split."""
+"""How a checkpoint tensor becomes rows of its target: as it is; [C, 1, W] -> [C, W]; llama.cpp's q/k rows -> half-split."""
 
 
 @dataclass(frozen=True, slots=True)
