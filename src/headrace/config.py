@@ -62,6 +62,7 @@ class ServerConfig:
         1024, "Most requests that wait beyond those that can run; more are answered 429.", metavar="N"
     )
     drain_s: float = setting(30.0, "Seconds that running requests are given to finish after SIGTERM.", metavar="S")
+    max_body_bytes: int = setting(32 << 20, "Largest request body, in bytes; a larger one is answered 413.", metavar="N")
     chat_template: str | None = setting(None, "File with a Jinja chat template to use instead of the checkpoint's.",
                                         metavar="FILE")
 

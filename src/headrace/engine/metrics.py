@@ -1,0 +1,76 @@
+"""Prometheus metrics, counted in the front; gauges and totals of the engine are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.registry import Collector
+
+from headrace.types import EngineStats
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+_GAUGES = (
+    ("requests_running", "Requests that hold a slot."),
+    ("requests_waiting", "Requests that wait for a slot."),
+    ("kv_pages_used", "KV pages in use."),
+    ("kv_pages_total", "KV pages that there are."),
+    ("slots_used", "State slots in use."),
+    ("slots_total", "State slots that there are."),
+)
+_COUNTERS = (
+    ("steps", "steps", "Steps that the engine has run."),
+    ("preemptions", "preemptions_total", "Requests that lost their slot and were computed again."),
+    ("prompt_tokens", "prompt_tokens_total", "Prompt tokens of admitted requests."),
+    ("generation_tokens", "generation_tokens_total", "Tokens generated."),
+    ("cached_tokens", "cached_tokens_total", "Prompt tokens that came from the prefix cache."),
+)
+_FIRST_TOKEN_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 180)
+_BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_REQUEST_S = (0.1, 0.3, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        for field, text in _GAUGES:
+            yield GaugeMetricFamily(f"headrace_{field}", text, value=getattr(stats, field))
+        for name, field, text in _COUNTERS:
+            yield CounterMetricFamily(f"headrace_{name}", text, value=getattr(stats, field))
+
+
+class Metrics:
+    """One server's metrics, in a registry of their own. `stats` is `Engine.stats`."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(stats))
+        self._first_token = Histogram("headrace_time_to_first_token_seconds", "From a request's arrival to its first token.",
+                                      buckets=_FIRST_TOKEN_S, registry=self._registry)
+        self._between_tokens = Histogram("headrace_inter_token_latency_seconds", "Between the tokens of a request.",
+                                         buckets=_BETWEEN_TOKENS_S, registry=self._registry)
+        self._requests = Histogram("headrace_request_latency_seconds", "From a request's arrival to its end.",
+                                   buckets=_REQUEST_S, registry=self._registry)
+        self._finished = Counter("headrace_requests_finished", "Requests that have ended, by what ended them.", ("reason",),
+                                 registry=self._registry)
+
+    def first_token(self, waited_s: float) -> None:
+        self._first_token.observe(waited_s)
+
+    def tokens(self, count: int, waited_s: float) -> None:
+        """`count` tokens that came together, `waited_s` after those before them."""
+        if count:
+            self._between_tokens.observe(waited_s / count)
+
+    def finished(self, reason: str, took_s: float) -> None:
+        self._finished.labels(reason).inc()
+        self._requests.observe(took_s)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)

@@ -1,0 +1,71 @@
+"""What every request passes before it reaches a route: a plain path, a request id, the API key."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable
+from uuid import uuid4
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.server.errors import ApiError, error_response
+
+OPEN_PATHS = frozenset({"/health", "/ping"})
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Gate:
+    """ASGI middleware. Without keys every request passes; with them all but OPEN_PATHS need one."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._keys = tuple(key.encode() for key in keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        scope["path"] = plain_path(scope["path"])
+        if scope["path"] in OPEN_PATHS or self._is_known(headers):
+            await self._app(scope, receive, send_with_id)
+        else:
+            await _UNAUTHORIZED(scope, receive, send_with_id)
+
+    def _is_known(self, headers: Headers) -> bool:
+        if not self._keys:
+            return True
+        given = tuple(key.encode("latin-1") for key in _given_keys(headers))
+        return any(hmac.compare_digest(known, key) for known in self._keys for key in given)
+
+
+_UNAUTHORIZED = error_response(
+    ApiError(401, "an API key is needed: authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key",
+             headers={"www-authenticate": "Bearer"})
+)
+
+
+def _given_keys(headers: Headers) -> list[str]:
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    keys = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+    return [key for key in keys if key]
+
+
+def _request_id(headers: Headers) -> bytes:
+    """The client's own if it is harmless."""
+    given = headers.get("x-request-id", "")
+    return (given if _SANE_ID.fullmatch(given) else uuid4().hex).encode()
+
+
+def plain_path(path: str) -> str:
+    """Without doubled slashes and without one at the end: some clients join base URLs carelessly."""
+    return re.sub("/{2,}", "/", path).rstrip("/") or "/"

@@ -1,0 +1,51 @@
+"""Prompts as the routes take them, turned into tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.errors import RequestError
+from headrace.server.choice import Prompt
+from headrace.server.front import Front
+from headrace.server.schemas.chat import ChatBody
+from headrace.server.submission import offload
+
+
+async def text_prompt(front: Front, text: str, *, add_special: bool) -> Prompt:
+    """A plain prompt. Marks of special tokens in it are those tokens."""
+    tokens = await offload(len(text), lambda: front.tokenizer.encode(text, add_special=add_special))
+    return Prompt(text, tuple(tokens))
+
+
+async def token_prompt(front: Front, tokens: tuple[int, ...], *, needs_text: bool) -> Prompt:
+    """A prompt of token ids, decoded only for those who echo it."""
+    check_tokens(front, tokens, "prompt")
+    if not needs_text:
+        return Prompt("", tokens)
+    return Prompt(await offload(len(tokens), lambda: front.tokenizer.decode(tokens, skip_special=False)), tokens)
+
+
+def check_tokens(front: Front, tokens: tuple[int, ...], param: str) -> None:
+    """Raises RequestError for an id outside the vocabulary."""
+    vocab_size = front.engine.info.vocab_size
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        culprit = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise RequestError(f"{param} has token id {culprit}, outside the vocabulary of {vocab_size}", param=param)
+
+
+async def chat_prompt(front: Front, body: ChatBody) -> Prompt:
+    """The rendered conversation. Its text is not kept: chat has no echo."""
+    template, messages = front.chat_template, body.conversation()
+    if template is None:
+        raise RequestError("this model has no chat template; use /v1/completions, or start the server with --chat-template",
+                           param="messages", code="no_chat_template")
+    generation_prompt, kwargs = body.generation_prompt(), body.template_kwargs()
+
+    def encode() -> list[int]:
+        return template.encode(
+            messages, add_generation_prompt=generation_prompt, continue_final_message=bool(body.continue_final_message),
+            template_kwargs=kwargs,
+        )
+
+    tokens = await offload(len(msgspec.json.encode(messages)), encode)
+    return Prompt("", tuple(tokens))

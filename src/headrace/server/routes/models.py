@@ -1,0 +1,35 @@
+"""GET /v1/models and /v1/models/{id}: the one model there is."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from headrace.server.front import Front
+
+
+def add_routes(app: FastAPI, front: Front) -> None:
+    context = front.engine.info.context
+    model = {
+        "id": front.model,
+        "object": "model",
+        "created": front.created_s,
+        "owned_by": "headrace",
+        "root": front.model,
+        "max_model_len": context,
+        "context_length": context,
+    }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [model]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        front.check_model(name)
+        return _json(model)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,165 @@
+"""The server's life: bind, load, announce, answer, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import importlib.util
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+
+from headrace.config import ServerConfig
+from headrace.engine.client import Engine
+from headrace.server.app import create_app
+from headrace.server.front import Front
+from headrace.server.listen import allow_many_connections, bind, check_exposure, url
+
+if TYPE_CHECKING:
+    from headrace.engine.chat import ChatTemplate
+    from headrace.engine.tokenizer import Tokenizer
+
+DEATH_CHECK_S = 0.25
+LAST_WORDS_S = 2.0
+"""How long answers may take to reach their clients once nothing more will be computed."""
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What there is to serve."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def run(start: Callable[[], Awaitable[Service]], config: ServerConfig, *, announce: Callable[[str], None] = print) -> int:
+    """Serve until a signal or the engine's end; returns the exit code.
+
+    `start` loads the model, in the server's own loop, after the port has been taken; its exceptions pass through. `announce`
+    gets one line when requests are answered. SIGTERM and SIGINT drain (new requests get 503, running ones config.drain_s to
+    finish) and the code is 0; a second signal ends the process at once. The code is 1 when the engine died, 128 + signal when
+    a signal came while loading. Raises ConfigError for an address that cannot be had, or that needs an API key.
+    """
+    check_exposure(config)
+    allow_many_connections()
+    with bind(config.host, config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(start, config, sock, announce))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+    return factory
+
+
+async def _serve(
+    start: Callable[[], Awaitable[Service]], config: ServerConfig, sock: socket.socket, announce: Callable[[str], None]
+) -> int:
+    signals = Signals()
+    loading = asyncio.ensure_future(start())
+    await _first(loading, signals.wait())
+    if not loading.done():
+        loading.cancel()
+        await asyncio.wait((loading,))
+        return 128 + signals.first
+    service = loading.result()
+    try:
+        return await _answer(service, config, sock, signals, announce)
+    finally:
+        await service.engine.close()
+
+
+async def _answer(
+    service: Service, config: ServerConfig, sock: socket.socket, signals: Signals, announce: Callable[[str], None]
+) -> int:
+    app = create_app(service.engine, service.tokenizer, service.chat_template, config)
+    front: Front = app.state.front
+    server = HttpServer(http_config(app))
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    _settle_garbage()
+    announce(f"headrace is ready: {front.model} on {url(config.host, sock)}")
+    death = asyncio.ensure_future(_death(service.engine))
+    await _first(serving, death, signals.wait())
+    if death.done():
+        LOG.error("the engine has died; the server ends")
+    await front.drain(LAST_WORDS_S if death.done() else config.drain_s)
+    server.should_exit = True
+    await serving
+    death.cancel()
+    return 1 if math.isinf(service.engine.heartbeat_age_s()) else 0
+
+
+async def _first(*awaitables: Awaitable[object]) -> None:
+    """Wait for the first to be done; coroutines that are not are cancelled, futures stay."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task, given in zip(tasks, awaitables, strict=True):
+        if task is not given:
+            task.cancel()
+
+
+async def _death(engine: Engine) -> None:
+    while not math.isinf(engine.heartbeat_age_s()):
+        await asyncio.sleep(DEATH_CHECK_S)
+
+
+def _settle_garbage() -> None:
+    """What start-up made stays for good: the collector need not look at it again, which keeps its pauses short."""
+    gc.collect()
+    gc.freeze()
+
+
+def http_config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_keep_alive=75, backlog=4096,
+        timeout_graceful_shutdown=round(LAST_WORDS_S), ws="none",
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: `Signals` decides when the server ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Signals:
+    """SIGTERM and SIGINT of this process: the first is waited for, the second ends the process at once.
+
+    The engine's process ends by itself when this one is gone.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self._came = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    async def wait(self) -> None:
+        await self._came.wait()
+
+    def _on_signal(self, number: int) -> None:
+        if self.first:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self.first = number
+        self._came.set()
