@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from headrace.types import MAX_LOGIT_BIAS
 
-INTEGERS = 4
-NUMBERS = 6
+_PARAMETERS = 4 + 6
+_NEXT_TOKEN = 1
 _WORD_BYTES = 8
 _MARK_BYTES = 4
 
 
 def sampler_bytes(slots: int, vocab_size: int) -> int:
     """Exactly what `runner.sampler.Sampler` allocates on its device for `slots` sequences, whatever the logits' dtype."""
-    parameters = INTEGERS + NUMBERS + 2 * MAX_LOGIT_BIAS + 1
-    return slots * (parameters * _WORD_BYTES + vocab_size * _MARK_BYTES)
+    words = _PARAMETERS + 2 * MAX_LOGIT_BIAS + _NEXT_TOKEN
+    return slots * (words * _WORD_BYTES + vocab_size * _MARK_BYTES)

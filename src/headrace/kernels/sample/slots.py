@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from headrace.plan.sampler_memory import INTEGERS, NUMBERS
 from headrace.types import MAX_LOGIT_BIAS
 
 IN_PROMPT = 1
@@ -35,10 +34,10 @@ class SlotState:
 
     @classmethod
     def allocate(cls, slots: int, vocab_size: int, device: torch.device) -> SlotState:
-        """Zeroed memory: every slot is greedy, without bias or marks, but for a repetition_penalty of 0: fill before use."""
+        """Zeroed memory, sized as `plan.sampler_memory` says. A slot's parameters must be set before it is drawn from."""
         return cls(
-            integers=torch.zeros(slots, INTEGERS, dtype=torch.int64, device=device),
-            numbers=torch.zeros(slots, NUMBERS, dtype=torch.float64, device=device),
+            integers=torch.zeros(slots, 4, dtype=torch.int64, device=device),
+            numbers=torch.zeros(slots, 6, dtype=torch.float64, device=device),
             bias_tokens=torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64, device=device),
             bias_values=torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.float64, device=device),
             marks=torch.zeros(slots, vocab_size, dtype=torch.int32, device=device),
@@ -69,9 +68,20 @@ class RowParams:
 
     @classmethod
     def gather(cls, state: SlotState, slots: Tensor, dtype: torch.dtype) -> RowParams:
-        numbers = state.numbers[slots]  # [R, 6] float64
-        temperature, _, min_p, presence, frequency, repetition = numbers.to(dtype).unbind(1)
-        return cls(*state.integers[slots].unbind(1), temperature, numbers[:, 1], min_p, presence, frequency, repetition)
+        integers, numbers = state.integers[slots].unbind(1), state.numbers[slots]  # 4 x [R], [R, 6] float64
+        rounded = numbers.to(dtype).unbind(1)
+        return cls(
+            seed=integers[0],
+            top_k=integers[1],
+            min_tokens=integers[2],
+            generated=integers[3],
+            temperature=rounded[0],
+            top_p=numbers[:, 1],
+            min_p=rounded[2],
+            presence=rounded[3],
+            frequency=rounded[4],
+            repetition=rounded[5],
+        )
 
     def take(self, rows: Tensor | slice) -> RowParams:
         """The parameters of some of the rows."""
