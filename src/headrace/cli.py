@@ -58,7 +58,7 @@ def serve(
     """Serve a model over HTTP, as OpenAI's API has it."""
     from headrace.commands.serve import serve as run
 
-    run(model, from_settings(EngineConfig, dict(engine)), from_settings(ServerConfig, dict(server)))
+    raise typer.Exit(run(model, from_settings(EngineConfig, dict(engine)), from_settings(ServerConfig, dict(server))))
 
 
 @app.command()

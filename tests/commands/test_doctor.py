@@ -49,7 +49,7 @@ def test_each_problem_is_named_with_its_remedy(machine: Machine, what: str, fata
 
 def test_the_report_says_whether_a_model_can_be_served(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(WITH_GPU, as_json=False)
-    assert "RTX 3090, compute capability 8.6, 24 GiB" in capsys.readouterr().out
+    assert "RTX 3090, compute capability 8.6, 24.0 GiB" in capsys.readouterr().out
     assert not report(replace(CPU_ONLY, torch=None), as_json=False)
     assert "pip install 'torch>=2.11,<2.15'" in capsys.readouterr().out
 

@@ -71,7 +71,8 @@ def _lines(fact: dict[str, Any]) -> Iterator[str]:
     if fact["gated_delta_layers"]:
         layers.insert(0, f"{fact['gated_delta_layers']} Gated DeltaNet")
     head = "tied to the embedding" if fact["tied"] else "its own"
-    yield f"{fact['model_type']}: {' + '.join(layers)} layers, {fact['hidden']} wide, {fact['vocab_size']:,} tokens, head {head}"
+    yield f"{fact['model_type']}: {' + '.join(layers)} layers, {fact['hidden']} wide"
+    yield f"vocabulary: {fact['vocab_size']:,} tokens, head {head}"
     yield f"context: {fact['context']:,} tokens"
     yield f"cache, in 16 bits: {size(fact['kv_bytes_per_token'])} a token, {size(fact['state_bytes_per_sequence'])} a sequence"
 

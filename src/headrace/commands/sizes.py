@@ -4,9 +4,12 @@ from __future__ import annotations
 
 
 def size(count_bytes: float) -> str:
-    """1536 -> "1.5 KiB"; three digits are enough to compare."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count_bytes < 1024:
-            return f"{count_bytes:.0f} B" if unit == "B" else f"{count_bytes:.3g} {unit}"
+    """1536 -> "1.5 KiB", in binary units."""
+    if count_bytes < 1024:
+        return f"{count_bytes:.0f} B"
+    units = ("KiB", "MiB", "GiB", "TiB")
+    power = 0
+    while count_bytes >= 1024 and power < len(units):
         count_bytes /= 1024
-    return f"{count_bytes:.3g} TiB"
+        power += 1
+    return f"{count_bytes:.{0 if count_bytes >= 100 else 1}f} {units[power - 1]}"
