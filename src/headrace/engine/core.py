@@ -89,6 +89,7 @@ class EngineCore:
             raise self.fail(error, events) from error
         except BaseException as interruption:
             self._broken = f"a step was interrupted by {type(interruption).__name__}"
+            self._open.clear()
             raise
         for event in events:
             if event.finish_reason is not None:

@@ -24,7 +24,7 @@ from headrace.engine import frames
 from headrace.engine.core import EngineCore, EngineFailedError
 from headrace.engine.heartbeat import HEARTBEAT_S, Pulse
 from headrace.engine.tether import Tether
-from headrace.errors import CheckpointError, ConfigError, EngineUnavailableError
+from headrace.errors import EngineUnavailableError, HeadraceError
 from headrace.types import EngineInfo, TokenEvent
 
 DEFAULT_BUILDER = "headrace.engine.build:load_engine"
@@ -74,7 +74,7 @@ class Worker:
         try:
             built = self._build(builder)
         except Exception as error:
-            self._send(build_failure(error))
+            self._send(_build_failure(error))
             return EXIT_NOT_BUILT
         self._send(frames.Ready(built.info))
         return self._serve(built.core)
@@ -131,24 +131,13 @@ def _apply(command: frames.Command | frames.FrameError, core: EngineCore) -> Non
         raise command
 
 
-def build_failure(error: Exception) -> frames.Failed:
+def _build_failure(error: Exception) -> frames.Failed:
     """The error as the front will raise it: one line. What is not the user's to mend is also traced on stderr."""
-    if isinstance(error, CheckpointError | ConfigError | EngineUnavailableError):
+    if isinstance(error, HeadraceError):
         return frames.Failed(type(error).__name__, str(error))
-    if _is_out_of_memory(error):
-        return frames.Failed("ConfigError", f"out of memory while the engine was built: {_first_line(error)}")
     traceback.print_exception(error)
-    reason = f"{type(error).__name__}: {_first_line(error)}"
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
     return frames.Failed("EngineUnavailableError", f"the engine could not be built: {reason}")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """PyTorch raises OutOfMemoryError on a GPU, a plain RuntimeError of its allocator on a CPU."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":

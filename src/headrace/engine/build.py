@@ -1,0 +1,96 @@
+"""From a checkpoint to an engine that is ready to step. Headers and settings are checked before torch is even imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config import EngineConfig
+from headrace.engine.core import EngineCore
+from headrace.errors import ConfigError
+from headrace.hardware import detect
+from headrace.models.spec import WeightMap
+from headrace.plan.budget import Budget, make_budget
+from headrace.plan.checkpoint import Model, identify, open_checkpoint
+from headrace.plan.dtypes import Dtypes, resolve_dtypes
+from headrace.scheduler.scheduler import Scheduler
+from headrace.types import EngineInfo
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine in this process, and what it turned out to be."""
+
+    core: EngineCore
+    info: EngineInfo
+
+
+def load_engine(path: Path, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
+    """The engine of the checkpoint at `path`. Raises CheckpointError and ConfigError."""
+    return build_engine(identify(open_checkpoint(path)), config, progress)
+
+
+def build_engine(model: Model, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
+    """Allocate all that the budget says and load the weights; progress(done_bytes, total_bytes) follows them.
+
+    Raises ConfigError when the settings cannot work or the memory runs out, CheckpointError when weights cannot be read.
+    """
+    hardware = detect(config.device)
+    dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
+    budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes)
+    try:
+        core = _build_core(model, budget, dtypes, hardware.kind, config.chunk_tokens, progress)
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
+    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware.kind))
+
+
+def _build_core(
+    model: Model, budget: Budget, dtypes: Dtypes, device: str, chunk_tokens: int, progress: Progress | None
+) -> EngineCore:
+    import torch
+
+    from headrace.loader import load_weights
+    from headrace.models.decoder import build_decoder
+    from headrace.runner.runner import Runner
+
+    place = torch.device(device)
+    decoder = build_decoder(model.spec, dtype=getattr(torch, dtypes.compute), device=place)
+    load_weights(model, decoder, progress)
+    runner = Runner(model.spec, decoder, budget.layout, dtypes, place, context=budget.context)
+    return EngineCore(Scheduler(budget.layout, chunk_tokens=chunk_tokens), runner)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch raises OutOfMemoryError on a GPU, a plain RuntimeError of its allocator on a CPU, and mmap an OSError."""
+    named = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return named or isinstance(error, MemoryError) or (isinstance(error, OSError) and "Cannot allocate memory" in str(error))
+
+
+def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, device: str) -> EngineInfo:
+    return EngineInfo(
+        model=os.path.abspath(model.checkpoint.path),
+        device=device,
+        dtype=dtypes.compute,
+        context=budget.context,
+        max_seqs=budget.max_seqs,
+        chunk_tokens=config.chunk_tokens,
+        page_tokens=budget.layout.page_tokens,
+        kv_pages=sum(budget.layout.pages),
+        vocab_size=model.spec.vocab_size,
+        notes=(*dtypes.notes, *budget.notes, *_unused(model.weight_map)),
+        budget=tuple((line.name, line.bytes) for line in budget.lines),
+    )
+
+
+def _unused(weights: WeightMap) -> list[str]:
+    """What the checkpoint holds and this engine does not load."""
+    notes = [f"left out: {reason} ({len(sources)} tensors)" for reason, sources in weights.left_out]
+    return notes + ([f"not used yet: {len(weights.kept)} tensors kept for drafting"] if weights.kept else [])
