@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import jinja2
@@ -80,10 +81,10 @@ def _ticker() -> Callable[[], None]:
 
 def _count_rounds(tree: nodes.Template) -> None:
     """Make every loop and macro call the ticker first."""
-    for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
-        for node in tree.find_all(kind):
-            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+    loops, macros, calls = tree.find_all(nodes.For), tree.find_all(nodes.Macro), tree.find_all(nodes.CallBlock)
+    for node in chain[nodes.For | nodes.Macro | nodes.CallBlock](loops, macros, calls):
+        tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

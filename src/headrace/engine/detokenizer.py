@@ -17,8 +17,8 @@ class TextDelta:
     text: new text, certain to belong to it. tokens: new tokens, an ending EOS or stop token and those of a stop string
     included, nothing after them. logprobs: an entry for each token, if the request asked for them; offsets then: where in the
     message's text each of these tokens begins, in characters (one that begins inside a character: where the character
-    begins; of a stop string or an ending token, which are no text: the text's end). finish_reason ends the message; stop_reason is the stop
-    string or stop token that did.
+    begins; of a stop string or an ending token, which are no text: the text's end). finish_reason ends the message;
+    stop_reason is the stop string or stop token that did.
     """
 
     text: str = ""
