@@ -50,11 +50,13 @@ def _adjusted(logits: Tensor, state: SlotState, slots: Tensor, features: Sequenc
     chosen = [row for row, f in enumerate(features) if f.adjusts]
     if not chosen:
         return logits
-    if len(chosen) == len(features):
-        return adjust_(logits.clone(), state, slots, features)
-    rows = _upload(chosen, logits.device)
-    changed = adjust_(logits[rows], state, slots[rows], [features[row] for row in chosen])
-    return logits.index_copy(0, rows, changed)
+    order = _upload(chosen, logits.device)
+    logits = logits.clone()
+    step = _block_rows("adjust", logits)
+    for start in range(0, len(chosen), step):
+        rows, company = order[start : start + step], [features[row] for row in chosen[start : start + step]]
+        logits[rows] = adjust_(logits.index_select(0, rows), state, slots[rows], company)
+    return logits
 
 
 def _shares(logits: Tensor, features: Sequence[Features]) -> Iterator[tuple[Tensor | slice, Draw]]:
@@ -92,10 +94,10 @@ def _draw_of(way: str, top_k: int) -> Draw:
 
 
 def _block_rows(way: str, logits: Tensor) -> int:
-    """Rows handled at once: so many that a GPU's temporaries stay bounded, and a CPU's noise stays in its cache."""
+    """Rows handled at once: so many that a GPU's temporaries stay bounded, and whole rows stay in a CPU's cache."""
     if logits.is_cuda:
         return max(1, _GPU_BLOCK_ELEMENTS // logits.shape[-1])
-    return max(1, _CPU_CACHE_ELEMENTS // logits.shape[-1]) if way == "whole" else logits.shape[0]
+    return max(1, _CPU_CACHE_ELEMENTS // logits.shape[-1]) if way in ("adjust", "whole") else logits.shape[0]
 
 
 def _upload(rows: Sequence[int], device: torch.device) -> Tensor:

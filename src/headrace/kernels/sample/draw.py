@@ -16,6 +16,9 @@ from headrace.kernels.sample.slots import RowParams
 HEAD_TOKENS = 1024
 """Candidates that top-p looks at before it sorts the vocabulary."""
 
+_OUT_OF_REACH = 1e30
+"""Taken from the scores of removed tokens. The best token is always kept, and its score is that of its noise, above -4."""
+
 
 def draw_greedy(logits: Tensor) -> Tensor:
     """The highest logit's token, the lowest id among equals."""
@@ -26,9 +29,11 @@ def draw_whole(logits: Tensor, params: RowParams, positions: Tensor) -> Tensor:
     """Rows without top_k and top_p: Gumbel-max over every token."""
     tokens = torch.arange(logits.shape[-1], device=logits.device)
     scaled = (logits - logits.amax(-1, keepdim=True)).div_(params.temperature[:, None])
-    unlikely = scaled < params.min_p.log()[:, None]
+    least = params.min_p.log().clamp(min=torch.finfo(logits.dtype).min)[:, None]
+    # -1 where min_p removes the token, else 0: a masked fill takes ten times as long on a CPU.
+    removed = (scaled - least).clamp_(max=0).sign_()
     scores = scaled.add_(gumbel(row_keys(params.seed, positions), tokens, logits.dtype))
-    return scores.masked_fill_(unlikely, float("-inf")).max(dim=-1).indices
+    return scores.add_(removed, alpha=_OUT_OF_REACH).max(dim=-1).indices
 
 
 def draw_head(logits: Tensor, params: RowParams, positions: Tensor, top_k: int) -> Tensor:

@@ -26,13 +26,12 @@ def adjusted(logits: Tensor, state: SlotState, slot: int) -> Tensor:
     *_, presence, frequency, repetition = state.numbers[slot].to(logits.dtype)
     marks = state.marks[slot]
     counts = (marks >> GENERATED_SHIFT).to(logits.dtype)
-    x = logits.index_add(0, state.bias_tokens[slot], state.bias_values[slot].to(logits.dtype))
+    x: Tensor = logits.index_add(0, state.bias_tokens[slot], state.bias_values[slot].to(logits.dtype))
     seen = ((marks & IN_PROMPT) > 0) | (counts > 0)
     x = torch.where(seen & (x > 0), x / repetition, torch.where(seen, x * repetition, x))
     x = x - (counts > 0) * presence - counts * frequency
     ends = (marks & ENDS_MESSAGE) > 0
-    held_open: bool = generated < min_tokens
-    return x.masked_fill(ends & held_open, float("-inf"))
+    return x.masked_fill(ends, float("-inf")) if generated < min_tokens else x
 
 
 def _sample_row(logits: Tensor, state: SlotState, slot: int, position: Tensor) -> Tensor:
