@@ -48,7 +48,8 @@ def test_a_hybrid_is_served_from_one_command_until_sigterm(checkpoint: Path) -> 
             assert answer.status == 200
         client = ChatClient(ready[1], None)
         assert client.model() == "tiny-hybrid"
-        body = {"messages": [{"role": "user", "content": "hello world"}], "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+        hello = [{"role": "user", "content": "hello world"}]
+        body = {"messages": hello, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
         assert "".join(client.stream(body)) == "".join(client.stream({**body, "model": "tiny-hybrid"})) != ""
         process.send_signal(signal.SIGTERM)
         output, told = process.communicate(timeout=30)
