@@ -24,13 +24,15 @@ class PendingStep:
     """A step that the device may still be working on."""
 
     _plan: StepPlan
+    _sampler: Sampler
     _drawn: Drawn | None
     _prompt_logprobs: dict[int, tuple[TokenLogprob, ...]]  # by row index
 
     def result(self) -> StepResult:
         """Wait for the step and read what it sampled."""
-        tokens = iter(self._drawn.host_tokens() if self._drawn else ())
-        logprobs = iter(self._drawn.host_logprobs() if self._drawn else ())
+        drawn = self._drawn
+        tokens = iter(drawn.tokens.tolist() if drawn else ())
+        logprobs = iter(self._sampler.logprobs(drawn) if drawn else ())
         rows = []
         for index, row in enumerate(self._plan.rows):
             prompt = self._prompt_logprobs.get(index, ())
@@ -67,9 +69,9 @@ class Runner:
         """Start a step. On a CPU it is finished when this returns."""
         self._admit(plan.admissions)
         batch = self._packer.pack(plan.rows, self._sampler.next_tokens)
-        hidden = self._decoder.forward(batch, self._pools)  # [T, hidden]
+        hidden = self._decoder(batch, self._pools)  # [T, hidden]
         prompt_logprobs = self._prompt_logprobs(plan.rows, hidden)
-        return PendingStep(plan, self._draw(plan.rows, batch, hidden), prompt_logprobs)
+        return PendingStep(plan, self._sampler, self._draw(plan.rows, batch, hidden), prompt_logprobs)
 
     def close(self) -> None:
         """Let go of every tensor."""
