@@ -113,9 +113,6 @@ def no_checkpoint(model: Path, config: EngineConfig, progress: Progress) -> Fake
     raise CheckpointError(f"{model} is not a checkpoint")
 
 
-def no_memory(model: Path, config: EngineConfig, progress: Progress) -> FakeBuilt:
-    raise MemoryError("no 12 GB")
-
 
 def no_sense(model: Path, config: EngineConfig, progress: Progress) -> FakeBuilt:
     raise ZeroDivisionError("a bug")

@@ -60,6 +60,7 @@ class EngineCore:
         self._runner = runner
         self._open: dict[str, None] = {}  # requests without a finish_reason yet, in order of arrival
         self._broken = ""
+        self._closed = False
 
     @property
     def has_work(self) -> bool:
@@ -108,9 +109,11 @@ class EngineCore:
         return self._scheduler.stats()
 
     def close(self) -> None:
-        """Release the runner's memory. The core cannot be used afterwards."""
-        self._broken = self._broken or "it is closed"
-        self._runner.close()
+        """Release the runner's memory, once. The core cannot be used afterwards."""
+        if not self._closed:
+            self._closed = True
+            self._broken = self._broken or "it is closed"
+            self._runner.close()
 
     def fail(self, error: BaseException, events: list[TokenEvent]) -> EngineFailedError:
         """Break the core. The returned error holds `events` and then an "error" event for each request still open."""
