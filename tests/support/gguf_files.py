@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from torch import nn
-
 from tests.support.tiny import checkpoint_tensors
+from torch import nn
 
 _NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",

@@ -79,7 +79,7 @@ class _Metadata:
         if name in _HYBRIDS:
             self.refuse(f"general.architecture is {name}: hybrid models are not supported as GGUF, only as safetensors")
         if name not in _ARCHITECTURES:
-            self.refuse(f"general.architecture is {name}; supported as GGUF are {' and '.join(_ARCHITECTURES)}")
+            self.refuse(f"general.architecture is {name!r}; supported as GGUF are {' and '.join(_ARCHITECTURES)}")
         if self.header.metadata.get("split.count", 1) != 1:
             self.refuse("split.count says that it is a part of a split model; join the parts with llama-gguf-split --merge")
         if not isinstance(self.header.metadata.get("tokenizer.ggml.tokens"), GgufArray):
