@@ -20,7 +20,7 @@ class RowGroup:
 
     def take(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, n, ...] of this group."""
-        return x[self.at].unflatten(0, (self.count, self.tokens))
+        return x[self.at].view(self.count, self.tokens, *x.shape[1:])
 
     def put(self, out: Tensor, y: Tensor) -> None:
         """Write y [B, n, ...] to this group's tokens of out [T, ...]."""

@@ -44,21 +44,21 @@ class Attention(nn.Module):
         y = paged_attention(q, keys, values, step.paged_rows[group], spec.head_dim**-0.5)
         if gate is not None:
             y = y * gate.sigmoid()
-        return self.out(y.flatten(1))
+        mixed: Tensor = self.out(y.flatten(1))
+        return mixed
 
     def _project(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q [T, H, D] and k [T, KV, D], normed and rotated, v [T, KV, D], gate [T, H, D] if there is one."""
         spec = self.spec
         cos, sin = step.rotary[spec.rope]
-        qkv = self.qkv(x)
+        qkv: Tensor = self.qkv(x)
         if not spec.gated and not spec.qk_norm:
-            heads = qkv.unflatten(1, (-1, spec.head_dim))
+            heads = qkv.view(len(qkv), -1, spec.head_dim)
             qk = rope(heads[:, : spec.heads + spec.kv_heads], cos, sin)  # both at once: fewer calls on the decode path
-            q, k = qk.split([spec.heads, spec.kv_heads], 1)
-            return q, k, heads[:, spec.heads + spec.kv_heads :], None
-        q, kv = qkv.split([spec.heads * self.q_width, 2 * spec.kv_heads * spec.head_dim], 1)
-        q = q.unflatten(1, (spec.heads, self.q_width))
-        k, v = kv.unflatten(1, (2 * spec.kv_heads, spec.head_dim)).chunk(2, 1)
+            return qk[:, : spec.heads], qk[:, spec.heads :], heads[:, spec.heads + spec.kv_heads :], None
+        cut = spec.heads * self.q_width
+        q = qkv[:, :cut].view(-1, spec.heads, self.q_width)
+        k, v = qkv[:, cut:].view(-1, 2 * spec.kv_heads, spec.head_dim).chunk(2, 1)
         gate = q[..., spec.head_dim :] if spec.gated else None
         q = q[..., : spec.head_dim]
         if spec.qk_norm:

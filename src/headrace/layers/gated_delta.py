@@ -39,12 +39,12 @@ class GatedDelta(nn.Module):
         spec, slots, groups = self.spec, step.batch.slots, step.row_groups
         tails, states = step.pools.conv_tails[self.index], step.pools.states[self.index]
         assert tails is not None and states is not None
-        mixed, z = self.qkvz(x).split([spec.conv_channels, self.values], 1)
+        qkvz, keys, channels = self.qkvz(x), spec.key_heads * spec.key_dim, spec.conv_channels
         a, b = self.ab(x).chunk(2, 1)
-        mixed = causal_conv1d(mixed, self.conv_weight, tails, slots, groups)
-        keys = spec.key_heads * spec.key_dim
-        q, k, v = mixed.split([keys, keys, self.values], 1)
-        q, k = (part.unflatten(1, (spec.key_heads, spec.key_dim)) for part in (q, k))
-        v, z = (part.unflatten(1, (spec.value_heads, spec.value_dim)) for part in (v, z))
+        qkv = causal_conv1d(qkvz[:, :channels], self.conv_weight, tails, slots, groups)
+        q, k = qkv[:, : 2 * keys].view(-1, 2 * spec.key_heads, spec.key_dim).chunk(2, 1)
+        v = qkv[:, 2 * keys :].view(-1, spec.value_heads, spec.value_dim)
+        z = qkvz[:, channels:].view(-1, spec.value_heads, spec.value_dim)
         y = gated_delta_rule(q, k, v, a, b, self.a_log, self.dt_bias, states, slots, groups)
-        return self.out(gated_rms_norm(y, z, self.norm_weight, self.eps).flatten(1))
+        mixed: Tensor = self.out(gated_rms_norm(y, z, self.norm_weight, self.eps).flatten(1))
+        return mixed

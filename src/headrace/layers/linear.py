@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +14,8 @@ from headrace.quant import unquantized
 class Linear(nn.Module):
     """x [T, inputs] -> x W^T + bias, [T, outputs]. Parameters are as the weight format names them, and `bias`."""
 
+    bias: Tensor | None
+
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         for name, shape in unquantized.tensors(outputs, inputs).items():
@@ -18,7 +23,7 @@ class Linear(nn.Module):
         self.register_parameter("bias", empty_parameter((outputs,), dtype, device) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = unquantized.apply(self._parameters, x)
+        y = unquantized.apply(cast(Mapping[str, Tensor], self._parameters), x)
         return y if self.bias is None else y + self.bias
 
 

@@ -19,4 +19,5 @@ class Mlp(nn.Module):
         self.down = Linear(spec.intermediate, hidden, bias=spec.bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(silu_mul(self.gate_up(x)))
+        y: Tensor = self.down(silu_mul(self.gate_up(x)))
+        return y

@@ -24,7 +24,9 @@ def spec(config: Mapping[str, Any]) -> ModelSpec:
     fields.require("output_gate_type", "swish", "swish", "silu")
     fields.require("attn_output_gate", True, True)
     mlp = MlpSpec(fields.count("intermediate_size"))
-    mixers = {"full_attention": _attention(fields), "linear_attention": _gated_delta(fields)}
+    mixers: dict[str, AttentionSpec | GatedDeltaSpec] = {
+        "full_attention": _attention(fields), "linear_attention": _gated_delta(fields),
+    }
     tied = whole if whole.get("tie_word_embeddings") is not None else fields
     return ModelSpec(
         model_type="qwen3_5",

@@ -31,8 +31,8 @@ def gated_delta_rule(
     for group in groups:
         form = recurrent if group.tokens <= RECURRENT_TOKENS else chunked
         at = slots[group.rows]
-        # [B, n, H, ...] -> [B, H, n, ...]
-        y, state = form(*(group.take(x).transpose(1, 2) for x in inputs), states.index_select(0, at).to(wide))
+        rows = [group.take(x).transpose(1, 2) for x in inputs]  # [B, H, n, ...]
+        y, state = form(rows[0], rows[1], rows[2], rows[3], rows[4], states.index_select(0, at).to(wide))
         group.put(out, y.transpose(1, 2))
         states.index_copy_(0, at, state.to(states.dtype))
     return out
@@ -62,8 +62,9 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state:
     """
     length = q.shape[2]
     fill = -length % CHUNK_TOKENS  # filled tokens have k = 0, beta = 0, g = 0: they leave S as it is
-    q, k, v = (pad(x, (0, 0, 0, fill)).unflatten(2, (-1, CHUNK_TOKENS)) for x in (q, k, v))  # [B, H, N, C, D]
-    decay, beta = (pad(x, (0, fill)).unflatten(2, (-1, CHUNK_TOKENS)) for x in (decay, beta))  # [B, H, N, C]
+    blocks = (*q.shape[:2], -1, CHUNK_TOKENS)
+    q, k, v = (pad(x, (0, 0, 0, fill)).view(*blocks, x.shape[-1]) for x in (q, k, v))  # [B, H, N, C, D]
+    decay, beta = (pad(x, (0, fill)).view(blocks) for x in (decay, beta))  # [B, H, N, C]
     c = decay.cumsum(-1)
     later = torch.ones(CHUNK_TOKENS, CHUNK_TOKENS, dtype=torch.bool, device=q.device).triu(1)
     pair = (c[..., :, None] - c[..., None, :]).masked_fill(later, float("-inf")).exp()  # D
@@ -72,7 +73,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state:
     system = scaled @ k.transpose(-1, -2) * pair  # the solve reads only what is below its diagonal
     right = torch.cat([beta[..., None] * v, scaled * past], -1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    u, w = solved.split([v.shape[-1], k.shape[-1]], -1)
+    u, w = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
     within, q, k = q @ k.transpose(-1, -2) * pair, q * past, (k * rest).transpose(-1, -2)
     end = c[..., -1].exp()[..., None, None]
     outputs = []

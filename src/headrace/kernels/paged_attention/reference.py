@@ -123,16 +123,17 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, block: Block, scale: float)
     """q [B * n, H, D] -> [B * n, H, D]. The query heads of one key head attend as further queries of it."""
     kv_heads, dim = keys.shape[2:]
     group, n = q.shape[1] // kv_heads, block.queries
-    q = q.view(block.count, n, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, KV, G * n, D]
+    q = q.reshape(block.count, n, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, KV, G * n, D]
     mask = block.mask
     if mask is not None and n > 1:
         mask = mask.repeat(1, 1, group, 1)  # [B, 1, G * n, L]
     k, v = (_gather(pool, block.read_at, q.dtype) for pool in (keys, values))
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    return out.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4).reshape(block.count * n, kv_heads * group, dim)
+    out = out.view(block.count, kv_heads, group, n, dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(block.count * n, kv_heads * group, dim)
 
 
 def _gather(pool: Tensor, read_at: Tensor, dtype: torch.dtype) -> Tensor:
     """[pages, P, KV, D] at places [B, L] -> [B, KV, L, D]."""
     tokens = pool.view(-1, *pool.shape[2:]).index_select(0, read_at.flatten())
-    return tokens.to(dtype).unflatten(0, read_at.shape).transpose(1, 2)
+    return tokens.to(dtype).view(*read_at.shape, *pool.shape[2:]).transpose(1, 2)
