@@ -153,6 +153,17 @@ def test_min_tokens_holds_back_eos_and_stop_ids() -> None:
     assert [int(sampler.draw(logits, [0], [p]).tokens) for p in range(2)] == [7, EOS]
 
 
+def test_min_tokens_reached_before_a_preemption_stays_reached() -> None:
+    """In company whose EOS is still held back, so that the device's own count decides."""
+    sampler = _sampler(FULL, FULL)
+    params = SamplingParams(temperature=0, min_tokens=3, logit_bias={1: 0.5}, presence_penalty=0.1)
+    sampler.admit([_admission(0, params, output=(60, 61))])
+    logits = torch.zeros(2, VOCAB, dtype=torch.float64)
+    logits[:, EOS] = 50.0
+    firsts = [sampler.draw(logits, [0, 1], [p, p]).tokens.tolist()[0] for p in range(2)]
+    assert firsts[0] != EOS and firsts[1] == EOS
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0, 1e-300])
 def test_bias_of_100_decides(temperature: float) -> None:
     sampler = _sampler(
