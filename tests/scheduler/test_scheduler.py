@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.fake_device import VOCAB, FakeDevice, expected_output
+from tests.support.fake_device import VOCAB, FakeDevice, expected_output
 
 from headrace.cache.allocator import GONE
 from headrace.cache.layout import CacheGroup, CacheLayout
