@@ -9,12 +9,12 @@ import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.toy_tokenizers import byte_fallback, byte_level, metaspace, toy_tokenizer, words
 from tokenizers import decoders, models
 
 from headrace.engine.detokenizer import Detokenizer, TextDelta
 from headrace.engine.tokenizer import Tokenizer
 from headrace.types import SamplingParams, TokenEvent, TokenLogprob
-from tests.support.toy_tokenizers import byte_fallback, byte_level, metaspace, toy_tokenizer, words
 
 TEXT = "삼겹살🙂👩‍👩‍👧 ď"
 LENGTH = TokenEvent("r", finish_reason="length")

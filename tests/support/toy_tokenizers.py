@@ -33,7 +33,8 @@ def byte_level() -> tokenizers.Tokenizer:
 
 def byte_fallback(*, strip: bool = True) -> tokenizers.Tokenizer:
     """SentencePiece-like BPE: spaces as U+2581, bytes that no token covers as <0x..>."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehilmnort.", "é", "▁t", "he", "▁the"]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["<unk>", "<s>", "</s>", *bytes_, "▁", *"abcdehilmnort.", "é", "▁t", "he", "▁the"]
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he")]
     vocabulary = {word: index for index, word in enumerate(words)}
     library = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))

@@ -15,6 +15,7 @@ from headrace.errors import RequestError
 
 _MARKS = [*map(chr, chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xF1000)))]
 """Noncharacters, then private characters: no text has a use for all of them."""
+_MAX_DEPTH = 200
 
 
 def unused_characters(value: object, count: int) -> list[str]:
@@ -27,16 +28,20 @@ def unused_characters(value: object, count: int) -> list[str]:
 
 
 def strings_in(value: object) -> Iterator[str]:
-    """Every string in a structure of lists and mappings, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from strings_in(key)
-            yield from strings_in(entry)
-    elif isinstance(value, Sequence):
-        for entry in value:
-            yield from strings_in(entry)
+    """Every string in a structure of lists and mappings, keys included. Raises RequestError if it is nested too deeply."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        below: list[object] = []
+        for entry in level:
+            if isinstance(entry, str):
+                yield entry
+            elif isinstance(entry, Mapping):
+                below += [*entry.keys(), *entry.values()]
+            elif isinstance(entry, Sequence):
+                below += entry
+        level = below
+    if level:
+        raise RequestError(f"the messages or tools are nested more than {_MAX_DEPTH} levels deep", param="messages")
 
 
 def marked(value: Any, pattern: re.Pattern[str], mark: str) -> Any:
