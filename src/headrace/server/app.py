@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from headrace.config import ServerConfig
 from headrace.engine.client import Engine
+from headrace.errors import HeadraceError
 from headrace.registry import Registry
 from headrace.server.errors import handle
 from headrace.server.front import Front
@@ -39,7 +40,7 @@ def create_app(
     app = FastAPI(title="headrace", openapi_url=None)
     app.router.redirect_slashes = False
     front = app.state.front = Front(engine, tokenizer, chat_template, config, keep_alive_s=keep_alive_s)
-    for kind in (HTTPException, RequestValidationError, Exception):
+    for kind in (HeadraceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, handle)
     for name in ROUTES:
         ROUTES[name].add_routes(app, front)

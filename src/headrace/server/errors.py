@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,7 +11,6 @@ from starlette.responses import Response
 from headrace.errors import EngineUnavailableError, HeadraceError, QueueFullError, RequestError
 
 UNAVAILABLE_RETRY_S = 5
-LOG = logging.getLogger(__name__)
 
 _TYPES = {
     401: "authentication_error",
@@ -72,13 +69,9 @@ def error_response(error: ApiError) -> Response:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Exception handler of the app for every kind of exception."""
+    """The app's handler of exceptions that were raised on purpose."""
     shown = as_api_error(error)
-    if isinstance(error, HTTPException):
-        shown = _routing_error(request, shown)
-    if shown.status == 500:
-        LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(shown)
+    return error_response(_routing_error(request, shown) if isinstance(error, HTTPException) else shown)
 
 
 def _routing_error(request: Request, error: ApiError) -> ApiError:

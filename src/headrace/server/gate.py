@@ -1,8 +1,9 @@
-"""What every request passes before it reaches a route: a plain path, a request id, the API key."""
+"""What every request passes on its way to a route and back: a plain path, a request id, the API key, the last resort."""
 
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 from collections.abc import Iterable
 from uuid import uuid4
@@ -10,9 +11,10 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.server.errors import ApiError, error_response
+from headrace.server.errors import ApiError, as_api_error, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
+LOG = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -29,17 +31,26 @@ class Gate:
             return
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
+        started = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
         scope["path"] = plain_path(scope["path"])
-        if scope["path"] in OPEN_PATHS or self._is_known(headers):
-            await self._app(scope, receive, send_with_id)
-        else:
+        if scope["path"] not in OPEN_PATHS and not self._is_known(headers):
             await _UNAUTHORIZED(scope, receive, send_with_id)
+            return
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            LOG.exception("%s %s failed (request %s)", scope["method"], scope["path"], request_id.decode())
+            if started:
+                raise  # the answer cannot be completed: the server closes the connection
+            await error_response(as_api_error(error))(scope, receive, send_with_id)
 
     def _is_known(self, headers: Headers) -> bool:
         if not self._keys:

@@ -35,7 +35,7 @@ def check_tokens(front: Front, tokens: tuple[int, ...], param: str) -> None:
 
 async def chat_prompt(front: Front, body: ChatBody) -> Prompt:
     """The rendered conversation. Its text is not kept: chat has no echo."""
-    template, messages = front.chat_template, body.conversation()
+    template, messages = front.chat_template, body.messages or []
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions, or start the server with --chat-template",
                            param="messages", code="no_chat_template")

@@ -63,11 +63,6 @@ class ChatBody(GenerationBody, kw_only=True):
 
     # How messages become a prompt
 
-    def conversation(self) -> list[dict[str, Any]]:
-        if not self.messages:
-            raise RequestError("messages must be a list of at least one message", param="messages")
-        return self.messages
-
     def generation_prompt(self) -> bool:
         """Whether the header of an assistant's turn ends the prompt: yes, unless the last message is to be continued."""
         if self.continue_final_message and self.add_generation_prompt:
