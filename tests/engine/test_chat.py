@@ -83,7 +83,7 @@ def test_variables_as_transformers(variables: dict[str, Any]) -> None:
         "{{ {'b': '<é>', 'a': [1, none, true]} | tojson }}{{ [1] | tojson(indent=2) }}",
         "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}{{ 'é' | tojson(ensure_ascii=true) }}",
         "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ nothing }}{{ documents is none }}{{ tools is none }}",
-        "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% elif i == 5 %}{% break %}{% endif %}{{ loop.index }}{% endfor %}",
+        "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% elif i == 5 %}{% break %}{% endif %}{{ i }}{% endfor %}",
         "{% generation %}\n  a{{ messages[0].content }}\n{% endgeneration %}\nb\n",
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 2 * 3 ** 2 %}{% endfor %}{{ ns.n }}",
         "{% macro f(n) %}{% if n %}{{ n }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(4) }}",
@@ -264,11 +264,12 @@ def test_thinking_on(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"enable_thinking": "perhaps"}, {"enable_thinking": [0]}, {"messages": []}, {"eos_token": "x"}, {"_headrace_tick": 1}]
+    ("name", "value"),
+    [("enable_thinking", "perhaps"), ("enable_thinking", [0]), ("messages", []), ("eos_token", "x"), ("_headrace_tick", 1)],
 )
-def test_bad_variables_are_refused(kwargs: dict[str, Any]) -> None:
+def test_bad_variables_are_refused(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        _template("hybrid").render(HISTORY, template_kwargs=kwargs)
+        _template("hybrid").render(HISTORY, template_kwargs={name: value})
     assert caught.value.param == "chat_template_kwargs"
 
 

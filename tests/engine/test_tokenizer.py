@@ -222,6 +222,21 @@ def test_a_named_token_is_a_control_token(tmp_path: Path) -> None:
     assert tokenizer.decode([token]) == ""
 
 
+def test_additional_special_tokens_are_control_tokens(tmp_path: Path) -> None:
+    files = {"special_tokens_map": {"additional_special_tokens": ["<think>", {"content": "</think>"}]}}
+    tokenizer = load_tokenizer(write_directory(tmp_path, byte_level(), **files))
+    assert tokenizer.special_ids.issuperset(tokenizer.encode("<think></think>"))
+
+
+def test_ids_that_no_tokenizer_has_leave_nothing_behind() -> None:
+    tokenizer = toy_tokenizer()
+    hello = tokenizer.encode("hello")
+    assert tokenizer.decode([-1, *hello, 2**40, 10**6]) == "hello"
+    known = dict(tokenizer.pieces.known)
+    assert [tokenizer.token_text(token) for token in (-1, 10**6, 2**40)] == ["", "", ""]
+    assert tokenizer.pieces.known == known
+
+
 def test_tokens_listed_only_in_the_config_are_added(tmp_path: Path) -> None:
     library = byte_level()
     size = library.get_vocab_size()

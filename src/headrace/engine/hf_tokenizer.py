@@ -18,8 +18,9 @@ def read_hf_tokenizer(directory: Path) -> TokenizerSource:
     library = _library(directory / "tokenizer.json")
     config = _optional(directory / "tokenizer_config.json")
     _add_listed_tokens(library, config, directory / "tokenizer_config.json")
-    names = _named_tokens(_optional(directory / "special_tokens_map.json")) | _named_tokens(config)
-    _mark_special(library, names.values())
+    special_map = _optional(directory / "special_tokens_map.json")
+    names = _named_tokens(special_map) | _named_tokens(config)
+    _mark_special(library, [*names.values(), *_additional_tokens(special_map), *_additional_tokens(config)])
     return TokenizerSource(library, _eos_ids(directory, library, names), names, _chat_template(directory, config))
 
 
@@ -55,6 +56,13 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in named.items() if text is not None}
 
 
+def _additional_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Control tokens without a name of their own."""
+    listed = config.get("additional_special_tokens")
+    texts = [_text(value) for value in listed] if isinstance(listed, list) else []
+    return [text for text in texts if text is not None]
+
+
 def _add_listed_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
     """Tokens that only tokenizer_config.json lists must get the ids it gives them."""
     listed = config.get("added_tokens_decoder") or {}
@@ -71,7 +79,7 @@ def _add_listed_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any],
 
 
 def _mark_special(library: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """A named token is a control token even if tokenizer.json has it as a plain entry of the vocabulary."""
+    """What the files call special is a control token even if tokenizer.json has it as a plain entry of the vocabulary."""
     special = {entry.content for entry in library.get_added_tokens_decoder().values() if entry.special}
     for text in texts:
         if text and text not in special and library.token_to_id(text) is not None:

@@ -94,9 +94,12 @@ class TokenPieces:
 
     def piece(self, token: int) -> Piece:
         """What `token` adds to a text that has begun."""
-        if token not in self.known:
-            text = self._token(token)
-            self.known[token] = None if text is None else self._decode(text)
+        if token in self.known:
+            return self.known[token]
+        text = self._token(token)
+        if text is None:  # not remembered: clients may ask about any number
+            return None
+        self.known[token] = self._decode(text)
         return self.known[token]
 
     def first_piece(self, token: int) -> Piece:

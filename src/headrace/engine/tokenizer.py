@@ -60,7 +60,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`, bytes that are no UTF-8 as U+FFFD; ids without a token are left out."""
-        return str(self._library.decode(list(ids), skip_special_tokens=skip_special))
+        try:
+            return str(self._library.decode(list(ids), skip_special_tokens=skip_special))
+        except OverflowError:  # negative, or beyond 32 bits
+            known = [token for token in ids if 0 <= token < 2**32]
+            return str(self._library.decode(known, skip_special_tokens=skip_special))
 
     def token_bytes(self, token: int) -> bytes:
         """Raw bytes of one token, perhaps part of a character; empty for an id without a token."""
