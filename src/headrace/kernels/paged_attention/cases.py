@@ -1,0 +1,86 @@
+"""Inputs on which every implementation of paged_attention must agree, and the slow formula.
+
+Pages that no row may read hold NaN, as do the ends of rows' last pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """rows: (query tokens, length) each."""
+
+    name: str
+    rows: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    page_tokens: int = 4
+    window: int | None = None
+    dim: int = 8
+
+
+CASES = (
+    Case("first-token", ((1, 1),)),
+    Case("prompt", ((13, 13),), heads=3, kv_heads=1),
+    Case("chunk", ((5, 21),), heads=2, kv_heads=2, page_tokens=1),
+    Case("decode-even", ((1, 9), (1, 9)), page_tokens=16),
+    Case("decode-uneven", ((1, 30), (1, 2), (1, 11)), heads=6, kv_heads=2, page_tokens=3),
+    Case("mixed", ((1, 7), (4, 4), (1, 18), (2, 9), (1, 1)), heads=5, kv_heads=1),
+    Case("window", ((1, 23), (6, 20), (1, 3), (9, 9)), window=5),
+    Case("window-one", ((1, 5), (3, 6)), window=1, page_tokens=2),
+    Case("far-apart", ((1, 5000), (1, 3), (1, 4)), heads=1, kv_heads=1, page_tokens=16, dim=2),
+)
+
+
+def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    rng = torch.Generator().manual_seed(sum(map(ord, case.name)))
+    needed = [-(-length // case.page_tokens) for _, length in case.rows]
+    pages = torch.randperm(sum(needed) + 3, generator=rng)
+    shape = (len(pages), case.page_tokens, case.kv_heads, case.dim)
+    keys, values = (torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
+    page_table = torch.zeros(len(case.rows), max(needed), dtype=torch.int64) + pages[-1]
+    taken = 0
+    for row, ((queries, length), count) in enumerate(zip(case.rows, needed, strict=True)):
+        page_table[row, :count] = pages[taken : taken + count]
+        taken += count
+        for position in range(max(0, length - queries + 1 - (case.window or length)), length):
+            for pool in (keys, values):
+                token = torch.randn(shape[2:], generator=rng).to(dtype)
+                pool[page_table[row, position // case.page_tokens], position % case.page_tokens] = token
+    q = torch.randn(sum(n for n, _ in case.rows), case.heads, case.dim, generator=rng).to(dtype)
+    return {"q": q, "keys": keys, "values": values, "page_table": page_table, "rows": case.rows, "window": case.window}
+
+
+SCALE = 0.4
+
+
+def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
+    queries, lengths = zip(*given["rows"], strict=True)
+    keys, values = given["keys"], given["values"]
+    ends = torch.tensor(lengths, dtype=torch.int32, device=keys.device)
+    rows = op.plan_rows(given["page_table"], ends, queries, lengths, keys.shape[1], given["window"])
+    return (op.paged_attention(given["q"], keys, values, rows, SCALE),)
+
+
+def slow(
+    *, q: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, rows: tuple[tuple[int, int], ...], window: int | None
+) -> tuple[Tensor, ...]:
+    """One query and head at a time."""
+    out, token, page_tokens, group = torch.empty(q.shape, dtype=torch.float64), 0, keys.shape[1], q.shape[1] // keys.shape[2]
+    for pages, (queries, length) in zip(page_table.tolist(), rows, strict=True):
+        for position in range(length - queries, length):
+            seen = range(max(0, position + 1 - window) if window else 0, position + 1)
+            places = [(pages[p // page_tokens], p % page_tokens) for p in seen]
+            k, v = (torch.stack([pool[place] for place in places]).double() for pool in (keys, values))
+            for head in range(q.shape[1]):
+                scores = (k[:, head // group] @ q[token, head].double()) * SCALE
+                weights = (scores - scores.max()).exp()
+                out[token, head] = weights @ v[:, head // group] / weights.sum()
+            token += 1
+    return (out,)
