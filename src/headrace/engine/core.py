@@ -11,9 +11,6 @@ from headrace.types import EngineStats, Request, StepPlan, StepResult, TokenEven
 class Scheduler(Protocol):
     """What the loop asks of `scheduler.scheduler.Scheduler`."""
 
-    @property
-    def has_work(self) -> bool: ...
-
     def add(self, request: Request) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...

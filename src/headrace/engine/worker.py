@@ -134,7 +134,8 @@ def _apply(command: frames.Command | frames.FrameError, core: EngineCore) -> Non
 def _build_failure(error: Exception) -> frames.Failed:
     """The error as the front will raise it: one line. What is not the user's to mend is also traced on stderr."""
     if isinstance(error, HeadraceError):
-        return frames.Failed(type(error).__name__, str(error))
+        kind = next(c.__name__ for c in type(error).__mro__ if c.__module__ == HeadraceError.__module__)
+        return frames.Failed(kind, str(error))
     traceback.print_exception(error)
     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
     return frames.Failed("EngineUnavailableError", f"the engine could not be built: {reason}")
