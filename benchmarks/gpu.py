@@ -75,6 +75,17 @@ def compare_tiny(model_type: str, directory: Path, seed: int) -> tuple[int, int,
     return len(outputs["cpu"]), len(differ), sum(map(len, outputs["cpu"].values()))
 
 
+def run_tiny() -> list[dict[str, object]]:
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        for model_type in ("qwen3_5_text", "qwen3", "llama"):
+            for seed in range(3):
+                total, differ, tokens = compare_tiny(model_type, Path(directory), seed)
+                print(f"{model_type} seed {seed}: {total} sequences, {tokens} tokens, {differ} differ from the CPU's")
+                rows.append({"model": model_type, "seed": seed, "sequences": total, "tokens": tokens, "differ": differ})
+    return rows
+
+
 # The 27B shape
 
 
@@ -156,15 +167,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     options = parser.parse_args()
     figures: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    with tempfile.TemporaryDirectory() as directory:
-        for model_type in ("qwen3_5_text", "qwen3", "llama"):
-            for seed in range(3):
-                total, differ, tokens = compare_tiny(model_type, Path(directory), seed)
-                print(f"{model_type} seed {seed}: {total} sequences, {tokens} tokens, {differ} sequences differ from the CPU's")
-                figures[f"{model_type}-{seed}"] = {"sequences": total, "differ": differ, "tokens": tokens}
-    config = EngineConfig(device="cuda", dtype="bfloat16", context=32_768, max_seqs=32, chunk_tokens=2048, cache_bytes=30 * 10**9)
+    figures["tiny"] = run_tiny()
+    sizes = {"context": 32_768, "max_seqs": 32, "chunk_tokens": 2048, "cache_bytes": 30 * 10**9}
+    config = EngineConfig(device="cuda", dtype="bfloat16", **sizes)
     made = build_shape(options.shape, config)
-    rows = [measure(made, users, tokens, options.steps) for users, tokens in ((1, 128), (1, 1024), (1, 8192), (8, 1024), (32, 1024))]
+    loads = ((1, 128), (1, 1024), (1, 8192), (8, 1024), (32, 1024))
+    rows = [measure(made, users, tokens, options.steps) for users, tokens in loads]
     for row in rows[1:]:  # the first one warms up
         print({name: round(value, 2) for name, value in row.items()})
     peak = torch.cuda.max_memory_allocated()

@@ -103,7 +103,7 @@ def _fixed_lines(
     return (
         BudgetLine("weights", weight_bytes(weights, dtypes.compute), f"{len(weights.weights)} tensors in {dtypes.compute}"),
         BudgetLine("sampler", sampler_bytes(seqs, spec.vocab_size), f"token counts and parameters of {seqs} sequences"),
-        BudgetLine("workspace", activations + logits, f"activations of {tokens} tokens and {max(seqs, LOGIT_ROWS)} rows of logits"),
+        BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {max(seqs, LOGIT_ROWS)} rows of logits"),
     )
 
 

@@ -255,7 +255,7 @@ class Scheduler:
         if sequence.prompt_logprobs and len(sequence.output) == len(tokens):  # the first news of this request
             prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         event = TokenEvent(
-            sequence.request.id, tokens, result.logprobs[: len(tokens)], prompt_logprobs, 0, reason, stopped_by 
+            sequence.request.id, tokens, result.logprobs[: len(tokens)], prompt_logprobs, 0, reason, stopped_by
         )
         self._events.append(event)
         if reason is not None:
