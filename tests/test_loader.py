@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests.support.gguf_files import write_gguf
+from tests.support.large_checkpoint import write_large_checkpoint
 from tests.support.oracle import transformers
 from tests.support.parameter_tree import parameter_tree
 from tests.support.tiny import MODEL_TYPES, checkpoint_tensors, make_tiny_checkpoint, random_model, tiny_config
@@ -137,6 +139,20 @@ def test_demo_makes_sense(demo: tuple[Model, nn.Module]) -> None:
     assert words[int(logits[0, -1].argmax())] == "ĠParis"
 
 
+def test_threads_are_as_before(tmp_path: Path) -> None:
+    """Loading copies with one thread each; what follows, in this thread and in new ones, has all of them."""
+    model = identify(open_checkpoint(make_tiny_checkpoint(tmp_path, "llama")))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        load_weights(model, parameter_tree(model.weight_map.weights))
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.fixture
 def llama(tmp_path: Path) -> Model:
     return identify(open_checkpoint(make_tiny_checkpoint(tmp_path, "llama")))
@@ -198,35 +214,6 @@ def memory_of_loading(path: Path, dtype: str) -> dict[str, float]:
     finished = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     result: dict[str, float] = json.loads(finished.stdout)
     return result
-
-
-def write_large_checkpoint(path: Path) -> None:
-    """A llama of one layer in three shards of 200 MB: the embedding, the layer, and the head, random bits as bfloat16."""
-    config = {
-        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 32768, "num_hidden_layers": 1,
-        "num_attention_heads": 8, "vocab_size": 102_400, "hidden_act": "silu",
-    }  # fmt: skip
-    layer = {f"self_attn.{name}_proj": (1024, 1024) for name in "qkvo"}
-    layer |= {"mlp.gate_proj": (32768, 1024), "mlp.up_proj": (32768, 1024), "mlp.down_proj": (1024, 32768)}
-    layer |= {"input_layernorm": (1024,), "post_attention_layernorm": (1024,)}
-    shards = [
-        {"model.embed_tokens": (102_400, 1024)},
-        {f"model.layers.0.{name}": shape for name, shape in layer.items()},
-        {"lm_head": (102_400, 1024), "model.norm": (1024,)},
-    ]
-    generator = torch.Generator().manual_seed(0)
-    weight_map = {}
-    for number, shapes in enumerate(shards):
-        file = path / f"model-{number}.safetensors"
-        tensors = {
-            f"{name}.weight": torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=generator).view(torch.bfloat16)
-            for name, shape in shapes.items()
-        }
-        save_file(tensors, file)
-        weight_map |= dict.fromkeys(tensors, file.name)
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (path / "config.json").write_text(json.dumps(config))
-    (path / "tokenizer.json").write_text("{}")
 
 
 def test_memory_of_loading_shards(tmp_path: Path) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
+from queue import SimpleQueue
 from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
 from headrace.errors import CheckpointError
+from headrace.file_range import FileRange
 from headrace.models.spec import AttentionSpec, ModelSpec, Weight
 from headrace.plan.checkpoint import Model
 from headrace.plan.contents import FLOAT_DTYPES, TensorHeader
-from headrace.readahead import FileRange, read_ahead
 
 _PIECE_BYTES = 8 * 2**20
+_THREADS = 4
 
 
 def load_weights(model: Model, decoder: nn.Module, progress: Callable[[int, int], None] | None = None) -> None:
@@ -30,16 +33,11 @@ def load_weights(model: Model, decoder: nn.Module, progress: Callable[[int, int]
     _check_coverage(model.weight_map.weights, parameters)
     pieces = list(_pieces(model, parameters))
     total_bytes = sum(piece.range.nbytes for piece in pieces)
-    cuda = any(parameter.is_cuda for parameter in parameters.values())
     done_bytes = 0
-    with torch.no_grad():
-        for piece, raw in zip(pieces, read_ahead([piece.range for piece in pieces], cuda=cuda), strict=True):
-            _store(piece, raw)
-            done_bytes += piece.range.nbytes
-            if progress is not None:
-                progress(done_bytes, total_bytes)
-    if cuda:
-        torch.cuda.synchronize()
+    for piece_bytes in _store_all(pieces):
+        done_bytes += piece_bytes
+        if progress is not None:
+            progress(done_bytes, total_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +109,40 @@ def _rows_in_piece(header: TensorHeader, unit: int) -> int:
     return max(unit, _PIECE_BYTES // row_bytes // unit * unit)
 
 
+def _store_all(pieces: Sequence[_Piece]) -> Iterator[int]:
+    """Put every piece in its place, a few at a time; yields the bytes of each, in order, when it is there."""
+    buffer_bytes = max((piece.range.nbytes for piece in pieces), default=0)
+    pinned = any(piece.target.is_cuda for piece in pieces)
+    buffers: SimpleQueue[Tensor] = SimpleQueue()
+    for _ in range(_THREADS):
+        buffers.put(torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=pinned))
+
+    def store(piece: _Piece) -> int:
+        buffer = buffers.get()
+        try:
+            piece.range.read_into(buffer.numpy().data)
+            _store(piece, buffer[: piece.range.nbytes])
+        finally:
+            buffers.put(buffer)
+        return piece.range.nbytes
+
+    threads = torch.get_num_threads()
+    # Pieces are the parallelism; splitting each copy once more made loading three times slower on two cores.
+    with ThreadPoolExecutor(_THREADS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            yield from pool.map(store, pieces)
+        finally:
+            torch.set_num_threads(threads)  # set by the pool for threads to come, too
+
+
+@torch.no_grad()
 def _store(piece: _Piece, raw: Tensor) -> None:
-    rows = _decode(piece, raw)
-    if rows.dtype != piece.target.dtype or piece.weight.transform == "unpermute_rope":
-        # A conversion within copy_ would run on the host, and make the copy wait for it.
-        rows = rows.to(piece.target.device, non_blocking=True)
-    piece.target.copy_(_transform(piece, rows), non_blocking=True)
+    target, rows = piece.target, _decode(piece, raw)
+    if rows.dtype != target.dtype or piece.weight.transform == "unpermute_rope":
+        rows = rows.to(target.device, non_blocking=True)  # a conversion within copy_ would run on the host
+    target.copy_(_transform(piece, rows), non_blocking=True)
+    if target.is_cuda:
+        torch.cuda.current_stream(target.device).synchronize()  # the buffer is used again
 
 
 def _decode(piece: _Piece, raw: Tensor) -> Tensor:

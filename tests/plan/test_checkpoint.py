@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from headrace.plan.checkpoint import Checkpoint, identify, open_checkpoint
 from safetensors import safe_open
 from tests.support.tiny import MODEL_TYPES, make_tiny_checkpoint
+
+from headrace.plan.checkpoint import Checkpoint, identify, open_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.errors import CheckpointError
-from headrace.plan.safetensors_header import read_header
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.errors import CheckpointError
+from headrace.plan.safetensors_header import read_header
 
 
 def write(path: Path, header: object, data_bytes: int) -> Path:

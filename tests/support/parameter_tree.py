@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from headrace.models.spec import Weight
 from torch import nn
+
+from headrace.models.spec import Weight
 
 
 def parameter_tree(weights: Iterable[Weight], dtype: torch.dtype = torch.float32) -> nn.Module:
