@@ -26,7 +26,9 @@ async def test_a01_empty_or_malformed_prompts_are_refused_by_name(front: LiveFro
     assert (error["type"], error["param"]) == ("invalid_request_error", "prompt")
 
 
-@pytest.mark.parametrize("messages", [[], None, "hi", [1], [{}], [{"role": 5, "content": "x"}], [{"role": "user", "content": 5}]])
+@pytest.mark.parametrize("messages", [
+    [], None, "hi", [1], [{}], [{"role": 5, "content": "x"}], [{"role": "user", "content": 5}],
+])
 async def test_a01_empty_or_malformed_messages_are_refused_by_name(front: LiveFront, messages: object) -> None:
     error = await front.refused(CHAT, {"messages": messages})
     assert error["type"] == "invalid_request_error" and error["param"].startswith("messages")
@@ -44,7 +46,8 @@ async def test_a02_scoring_a_prompt(front: LiveFront) -> None:
 
 async def test_a02_null_is_absent(front: LiveFront) -> None:
     front.emits([5] * 40)
-    nulls = {name: None for name in ("max_tokens", "n", "stop", "temperature", "logprobs", "logit_bias", "stream", "seed", "model")}
+    names = ("max_tokens", "n", "stop", "temperature", "logprobs", "logit_bias", "stream", "seed", "model")
+    nulls = dict.fromkeys(names)
     body = await front.complete(prompt="yes", **nulls)
     assert body["usage"]["completion_tokens"] == 16  # the default of this route
     chat = await front.chat(**nulls)
@@ -83,7 +86,9 @@ async def test_a03_two_choices_streamed(front: LiveFront, path: str) -> None:
     assert usage["prompt_tokens"] == len(front.engine.submitted[0].prompt) and usage["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize("bias", [{"99999999": 5}, {"abc": 1}, {"5": 1000}, {"-1": 1}, {"1.5": 1}, {"9" * 40: 1}, [1], {"5": "x"}])
+@pytest.mark.parametrize("bias", [
+    {"99999999": 5}, {"abc": 1}, {"5": 1000}, {"-1": 1}, {"1.5": 1}, {"9" * 40: 1}, [1], {"5": "x"},
+])
 async def test_a04_logit_bias(front: LiveFront, bias: object) -> None:
     for path in (CHAT, COMPLETIONS):
         error = await front.refused(path, {"prompt": "x", "messages": HI, "logit_bias": bias})
@@ -289,7 +294,8 @@ async def test_a20_a_long_prompt_is_never_cut(tokenizer: Tokenizer) -> None:
 async def test_a21_harmless_fields_are_accepted(front: LiveFront) -> None:
     extras = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u", "prompt_cache_key": "k",
               "safety_identifier": "s", "verbosity": "low", "parallel_tool_calls": False, "something_new": [1, {"x": None}],
-              "modalities": ["text"], "response_format": {"type": "text"}, "function_call": "none", "tools": [], "functions": []}
+              "modalities": ["text"], "response_format": {"type": "text"}, "function_call": "none", "tools": [],
+              "functions": []}
     body = await front.chat(**extras, max_completion_tokens=1, max_tokens=9)
     assert body["usage"]["completion_tokens"] == 1
     await front.complete(prompt="x", **extras)
@@ -315,8 +321,8 @@ async def test_a21_legacy_meanings(front: LiveFront) -> None:
 async def test_a23_keys(tokenizer: Tokenizer) -> None:
     async with LiveFront(tokenizer, ServerConfig(api_key=("first", "sécond"))) as front:
         paths = [("GET", "/v1/models"), ("GET", "/v1/models/scripted"), ("GET", "/metrics"), ("GET", "/version"),
-                 ("GET", "/nowhere"), ("POST", CHAT), ("POST", COMPLETIONS), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/docs"),
-                 ("GET", "//health/x"), ("POST", "/v1//completions"), ("OPTIONS", CHAT)]
+                 ("GET", "/nowhere"), ("POST", CHAT), ("POST", COMPLETIONS), ("POST", "/tokenize"), ("POST", "/detokenize"),
+                 ("GET", "/docs"), ("GET", "//health/x"), ("POST", "/v1//completions"), ("OPTIONS", CHAT)]
         wrong: list[dict[str, str | bytes]] = [
             {}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first"}, {"authorization": "Bearer"},
             {"x-api-key": "firs"}, {"x-api-key": ""}, {"authorization": "first"}, {"authorization": b"Bearer \xff"},
@@ -339,9 +345,11 @@ async def test_a23_keys(tokenizer: Tokenizer) -> None:
         assert len(front.engine.submitted) == len(right)
 
 
-@pytest.mark.parametrize("raw", [b"{", b"", b"\xff\xfe", b'{"messages": "\xff"}', b"[]", b"null", b"nul", b'{"a":' * 5000, b"[" * 10**6,
-                                 b'{"messages":[{"role":"user","content":' + b"[" * 10**5, b'{"temperature": NaN}',
-                                 b'{"temperature": 1e999}', b'{"messages":[{"role":"user","content":"\\ud800"}]}'])
+@pytest.mark.parametrize("raw", [
+    b"{", b"", b"\xff\xfe", b'{"messages": "\xff"}', b"[]", b"null", b"nul", b'{"a":' * 5000, b"[" * 10**6,
+    b'{"messages":[{"role":"user","content":' + b"[" * 10**5, b'{"temperature": NaN}', b'{"temperature": 1e999}',
+    b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+])
 async def test_a24_bodies_that_are_not_a_request(front: LiveFront, raw: bytes) -> None:
     for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
         response = await front.client.post(path, content=raw, headers={"content-type": "application/json"})

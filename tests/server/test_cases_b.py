@@ -53,7 +53,8 @@ async def test_b05_content_as_string_or_parts(front: LiveFront) -> None:
 
 
 async def test_b06_absent_reasoning(front: LiveFront) -> None:
-    turns = [{"role": "assistant", "content": "x", **extra} for extra in ({}, {"reasoning_content": ""}, {"reasoning_content": None})]
+    absences: list[dict[str, Any]] = [{}, {"reasoning_content": ""}, {"reasoning_content": None}]
+    turns = [{"role": "assistant", "content": "x", **absence} for absence in absences]
     assert len({await render(front, [*HI, turn, *HI]) for turn in turns}) == 1
 
 
@@ -75,9 +76,11 @@ async def test_b09_every_way_to_switch_thinking_off(front: LiveFront, off: dict[
     assert (await render(front, **off)).endswith(NO_THINK)
 
 
-@pytest.mark.parametrize("on", [{}, {"reasoning_effort": "low"}, {"reasoning_effort": "high"}, {"thinking": {"type": "enabled"}},
-                                {"reasoning": {"effort": "medium"}}, {"reasoning": {}}, {"reasoning_effort": None},
-                                {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}])
+@pytest.mark.parametrize("on", [
+    {}, {"reasoning_effort": "low"}, {"reasoning_effort": "high"}, {"thinking": {"type": "enabled"}}, {"reasoning": {}},
+    {"reasoning": {"effort": "medium"}}, {"reasoning_effort": None},
+    {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+])
 async def test_b09_every_way_to_leave_it_on(front: LiveFront, on: dict[str, Any]) -> None:
     text = await render(front, **on)
     assert text.endswith(THINK) and "</think>" not in text
@@ -110,10 +113,13 @@ async def test_b14_continuing_the_last_message(front: LiveFront) -> None:
 async def test_b16_messages_without_content(front: LiveFront) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
     for content in (None, "", []):
-        await render(front, [*HI, {"role": "assistant", "content": content, "tool_calls": [call]}, {"role": "tool", "content": content}])
+        turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+        await render(front, [*HI, turn, {"role": "tool", "content": content}])
 
 
-@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "input_audio", "input_audio": {}}])
+@pytest.mark.parametrize("part", [
+    {"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "input_audio", "input_audio": {}},
+])
 async def test_parts_that_are_no_text_are_refused(front: LiveFront, part: dict[str, Any]) -> None:
     error = await front.refused(CHAT, {"messages": [{"role": "user", "content": [part]}]})
     assert error["param"] == "messages[0].content"

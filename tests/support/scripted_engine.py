@@ -29,11 +29,11 @@ class _Running:
 class ScriptedEngine:
     """Implements `engine.client.Engine`.
 
-    script: a request's tokens, emitted `step_tokens` at a time with `step_s` between the steps; the message ends after an EOS or
-    stop token ("stop"), after max_tokens, or with the script ("length"). Everything is recorded: `submitted`, `cancelled`
+    script: a request's tokens, emitted `step_tokens` at a time with `step_s` between the steps; the message ends after an EOS
+    or stop token ("stop"), after max_tokens, or with the script ("length"). Everything is recorded: `submitted`, `cancelled`
     (ids that were still running), `emitted` (tokens by id). Switches: `held` (no step is done until it is set False), `full`
-    and `draining` (submit raises), `stale_s` (age of the heartbeat), `capacity` (requests at once), `logprob` (of every
-    chosen token; the alternatives follow 1 apart), `die()`.
+    (submit raises), `stale_s` (age of the heartbeat), `capacity` (requests at once), `logprob` (of every
+    chosen token; the alternatives follow 1 apart), `cached_tokens` (of every prompt), `die()`, `fail()`.
     """
 
     def __init__(

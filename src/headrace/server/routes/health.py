@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from headrace.errors import EngineUnavailableError
 from headrace.server.front import Front
+from headrace.server.json_response import json_response
 
 
 def add_routes(app: FastAPI, front: Front) -> None:
@@ -14,7 +15,7 @@ def add_routes(app: FastAPI, front: Front) -> None:
         trouble = front.trouble()
         if trouble is not None:
             raise EngineUnavailableError(trouble)
-        return Response(b'{"status":"ok"}', media_type="application/json")
+        return json_response({"status": "ok"})
 
     for path in ("/health", "/ping"):
         app.add_api_route(path, health, methods=["GET", "HEAD"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import FastAPI
 from starlette.responses import Response
 
 from headrace.server.front import Front
+from headrace.server.json_response import json_response
 
 
 def add_routes(app: FastAPI, front: Front) -> None:
@@ -23,13 +23,9 @@ def add_routes(app: FastAPI, front: Front) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]})
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         front.check_model(name)
-        return _json(model)
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+        return json_response(model)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-import msgspec
 from fastapi import FastAPI
 from starlette.responses import Response
 
 from headrace.server.front import Front
+from headrace.server.json_response import json_response
 
 
 def add_routes(app: FastAPI, front: Front) -> None:
@@ -16,8 +16,7 @@ def add_routes(app: FastAPI, front: Front) -> None:
         installed = version("headrace")
     except PackageNotFoundError:  # run from a source tree
         installed = "unknown"
-    body = msgspec.json.encode({"version": installed})
 
     @app.get("/version")
     async def get_version() -> Response:
-        return Response(body, media_type="application/json")
+        return json_response({"version": installed})
