@@ -1,7 +1,9 @@
 """Tiny random checkpoints in Hugging Face form: config, weights, tokenizer, chat template, generation config.
 
 Weights are drawn so that logits are lively (several units) and every parameter matters: transformers' own initialisation
-would leave biases at zero, norms at one and logits near zero.
+would leave biases at zero, norms at one and logits near zero. Decays are slow enough that a state holds many tokens, as in
+trained models, and layers add less than the residual stream holds: otherwise norms of sums that cancel blow up rounding, and
+transformers in float32 is itself further from the exact logits than what is tested.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def random_config(model_type: str, rng: random.Random) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "vocab_size": rng.randint(64, 400), "intermediate_size": rng.randint(5, 70), "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "max_position_embeddings": 1024,
-        "hidden_size": heads * rng.choice((4, 8, 12)), "tie_word_embeddings": rng.random() < 0.5,
+        "hidden_size": heads * rng.choice([m for m in (4, 8, 12, 24) if heads * m >= 24]),
+        "tie_word_embeddings": rng.random() < 0.5,
         "rms_norm_eps": rng.choice((1e-5, 1e-6)), "attention_bias": rng.random() < 0.3,
     }
     theta = rng.choice((1e3, 1e4, 1e6))
@@ -108,7 +111,7 @@ def _random_hybrid(rng: random.Random, layers: int, head_dim: int, theta: float)
     section = [half - 2 * (half // 3), half // 3, half // 3]
     return {
         "layer_types": types, "linear_num_key_heads": key_heads, "linear_num_value_heads": key_heads * rng.randint(1, 4),
-        "linear_key_head_dim": rng.choice((4, 8, 12, 16)), "linear_value_head_dim": rng.choice((4, 8, 12, 16)),
+        "linear_key_head_dim": rng.choice((8, 12, 16, 32)), "linear_value_head_dim": rng.choice((8, 12, 16, 32)),
         "linear_conv_kernel_dim": rng.randint(2, 5),
         "rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": factor,
                             "mrope_section": section},
@@ -146,15 +149,20 @@ def _rescaled(name: str, parameter: Tensor, noise: Tensor) -> Tensor:
     if name.endswith("A_log"):
         return noise - 0.5
     if name.endswith("dt_bias"):
-        return noise - 1.0
+        return noise - 3.0
     if "norm" in name:
         return parameter + 0.2 * noise  # about its own centre, 0 or 1
     if name.endswith("bias"):
         return 0.2 * noise
     if "conv1d" in name:
         return noise / math.sqrt(parameter.shape[-1])
-    gain = 2.0 if "embed_tokens" in name or "lm_head" in name else 1.0
-    return noise * gain / math.sqrt(parameter.shape[-1])
+    return noise * _gain(name) / math.sqrt(parameter.shape[-1])
+
+
+def _gain(name: str) -> float:
+    if "embed_tokens" in name or "lm_head" in name:
+        return 2.0
+    return 0.5 if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")) else 1.0
 
 
 def checkpoint_tensors(model: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
