@@ -171,12 +171,27 @@ async def test_the_shape_that_lm_eval_scores_with(front: LiveFront) -> None:
     assert body["usage"]["prompt_tokens"] == 7 and body["usage"]["completion_tokens"] == 3
 
 
-async def test_a_prompt_too_long_for_the_event_loop_gives_the_same_tokens(tokenizer: Tokenizer) -> None:
+async def test_what_is_too_long_for_the_event_loop_is_the_same(tokenizer: Tokenizer) -> None:
     async with LiveFront(tokenizer, context=50_000) as front:
         text = "hello the inn " * 1000
-        assert front.ok(await front.post("/tokenize", {"prompt": text}))["tokens"] == tokenizer.encode(text)
-        await front.complete(prompt=text)
-        assert list(front.engine.submitted[-1].prompt) == tokenizer.encode(text)
+        tokens = tokenizer.encode(text)
+        assert front.ok(await front.post("/tokenize", {"prompt": text}))["tokens"] == tokens
+        body = {"prompt": text, "echo": True, "logprobs": 0, "max_tokens": 1}
+        whole = (await front.complete(**body))["choices"][0]
+        assert list(front.engine.submitted[-1].prompt) == tokens
+        assert whole["text"] == text + "hello" and len(whole["logprobs"]["tokens"]) == len(tokens) + 1
+        [chunk] = await front.stream(COMPLETIONS, **body)
+        assert chunk["choices"][0]["logprobs"] == whole["logprobs"]
+
+
+async def test_a_long_prompt_does_not_stop_the_event_loop(tokenizer: Tokenizer) -> None:
+    async with LiveFront(tokenizer, context=2_000_000) as front:
+        task = asyncio.ensure_future(front.complete(prompt="the quick brown fox " * 50_000, max_tokens=1))
+        answered = 0
+        while not task.done():
+            assert (await front.client.get("/health")).status_code == 200
+            answered += 1
+        assert answered >= 3 and (await task)["usage"]["prompt_tokens"] > 500_000
 
 
 @pytest.mark.parametrize(("path", "plain"), [

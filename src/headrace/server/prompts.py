@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from headrace.errors import RequestError
 from headrace.server.choice import Prompt
 from headrace.server.front import Front
+from headrace.server.offload import offload
 from headrace.server.schemas.chat import ChatBody
-from headrace.server.submission import offload
 
 
-async def text_prompt(front: Front, text: str, *, add_special: bool) -> Prompt:
-    """A plain prompt. Marks of special tokens in it are those tokens."""
-    tokens = await offload(len(text), lambda: front.tokenizer.encode(text, add_special=add_special))
-    return Prompt(text, tuple(tokens))
+async def plain_prompts(
+    front: Front, given: Sequence[str | tuple[int, ...]], *, add_special: bool, needs_text: bool
+) -> list[Prompt]:
+    """Prompts of text or token ids. needs_text: whether those of token ids are decoded too, for echo."""
+
+    def make() -> list[Prompt]:
+        return [
+            _text_prompt(front, each, add_special) if isinstance(each, str) else _token_prompt(front, each, needs_text)
+            for each in given
+        ]
+
+    return await offload(sum(map(len, given)), make)
 
 
-async def token_prompt(front: Front, tokens: tuple[int, ...], *, needs_text: bool) -> Prompt:
-    """A prompt of token ids, decoded only for those who echo it."""
+def _text_prompt(front: Front, text: str, add_special: bool) -> Prompt:
+    """Marks of special tokens in the text are those tokens."""
+    return Prompt(text, tuple(front.tokenizer.encode(text, add_special=add_special)))
+
+
+def _token_prompt(front: Front, tokens: tuple[int, ...], needs_text: bool) -> Prompt:
     check_tokens(front, tokens, "prompt")
-    if not needs_text:
-        return Prompt("", tokens)
-    return Prompt(await offload(len(tokens), lambda: front.tokenizer.decode(tokens, skip_special=False)), tokens)
+    return Prompt(front.tokenizer.decode(tokens, skip_special=False) if needs_text else "", tokens)
 
 
 def check_tokens(front: Front, tokens: tuple[int, ...], param: str) -> None:

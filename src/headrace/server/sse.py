@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.errors import HeadraceError
 from headrace.server.answer import AnswerFormat
 from headrace.server.choice import Choice
 from headrace.server.connection import ClientGoneError, while_connected
 from headrace.server.errors import as_api_error, error_json, error_response
 from headrace.server.front import Front
 from headrace.server.generation import Generation
+from headrace.server.offload import offload
 from headrace.server.schemas.sampling import StreamOptions
 
 COMMENT = b": still working\n\n"
@@ -106,14 +109,15 @@ class EventStreamResponse(Response):
         first = True
         async for piece in choice.pieces():
             usage = self._generation.usage() if self._shows_running_usage else None
-            events = self._form.events(choice, piece, usage, first=first)
+            write = partial(self._form.events, choice, piece, usage, first=first)
+            events = await offload(len(piece.prompt_logprobs), write)
             first = False
             if events:
                 await writer.write(events)
 
     async def _fail(self, error: Exception, writer: EventWriter, scope: Scope, receive: Receive, send: Send) -> None:
         shown = as_api_error(error)
-        if shown.status == 500:
+        if not isinstance(error, HeadraceError):
             LOG.error("%s failed", scope["path"], exc_info=error)
         if writer.started:
             await writer.write(b"data: " + error_json(shown) + b"\n\n", last=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 from uuid import uuid4
 
 from headrace.engine.requests import build_requests
@@ -13,16 +11,8 @@ from headrace.errors import RequestError
 from headrace.server.choice import Choice, Prompt
 from headrace.server.front import Front
 from headrace.server.generation import Generation
+from headrace.server.offload import offload
 from headrace.types import Request, SamplingParams
-
-INLINE_SIZE = 4096
-"""Up to so many characters or tokens are handled in the event loop: that takes less than a decode step."""
-T = TypeVar("T")
-
-
-async def offload(size: int, work: Callable[[], T]) -> T:
-    """`work()`, in a thread if it handles so many characters or tokens that other streams would notice."""
-    return work() if size <= INLINE_SIZE else await asyncio.to_thread(work)
 
 
 async def submit(

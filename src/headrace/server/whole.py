@@ -12,6 +12,7 @@ from headrace.server.choice import Choice
 from headrace.server.connection import ClientGoneError, while_connected
 from headrace.server.front import Front
 from headrace.server.generation import Generation
+from headrace.server.offload import offload
 
 LOG = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ class WholeResponse(Response):
             except ClientGoneError:
                 LOG.info("%s aborted by client", scope["path"])
                 return
-            body = self._form.whole(answers, self._generation.usage())
+            size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
+            body = await offload(size, lambda: self._form.whole(answers, self._generation.usage()))
             await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _collect(self) -> list[Answer]:

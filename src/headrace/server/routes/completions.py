@@ -10,11 +10,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.errors import RequestError
-from headrace.server.choice import Prompt
 from headrace.server.completion_answer import CompletionAnswer
 from headrace.server.front import Front
-from headrace.server.prompts import text_prompt, token_prompt
+from headrace.server.prompts import plain_prompts
 from headrace.server.responses import respond
 from headrace.server.schemas.completions import CompletionBody
 from headrace.server.submission import check_count, submit
@@ -31,20 +29,12 @@ def add_routes(app: FastAPI, front: Front) -> None:
         params = body.params()
         given = body.prompts()
         check_count(front, len(given) * params.n)
-        prompts = [await _prompt(front, body, each) for each in given]
+        prompts = await plain_prompts(
+            front, given, add_special=body.add_special_tokens is not False, needs_text=bool(body.echo)
+        )
         skip_special = body.skip_special_tokens is not False
         generation = await submit(
             front, prompts, params, field="prompt", skip_special=skip_special, scores_only=body.scores_only
         )
         form = CompletionAnswer(body, front.tokenizer, id=f"cmpl-{uuid4().hex}", created_s=int(time.time()), model=front.model)
         return respond(front, body, generation, form)
-
-
-async def _prompt(front: Front, body: CompletionBody, given: str | tuple[int, ...]) -> Prompt:
-    if isinstance(given, str):
-        prompt = await text_prompt(front, given, add_special=body.add_special_tokens is not False)
-    else:
-        prompt = await token_prompt(front, given, needs_text=bool(body.echo))
-    if not prompt.tokens:
-        raise RequestError("prompt must not be empty", param="prompt")
-    return prompt

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from headrace.errors import RequestError
 from headrace.server.front import Front
 from headrace.server.json_response import json_response
+from headrace.server.offload import offload
 from headrace.server.prompts import check_tokens
 from headrace.server.schemas.tokenize import DetokenizeBody
-from headrace.server.submission import offload
 
 
 def add_routes(app: FastAPI, front: Front) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from headrace.errors import RequestError
 from headrace.server.front import Front
 from headrace.server.json_response import json_response
-from headrace.server.prompts import chat_prompt, text_prompt
+from headrace.server.prompts import chat_prompt, plain_prompts
 from headrace.server.schemas.tokenize import TokenizeBody
 from headrace.server.tokens import token_name
 
@@ -34,4 +34,6 @@ async def _tokens(front: Front, body: TokenizeBody) -> tuple[int, ...]:
         return (await chat_prompt(front, body)).tokens
     if body.prompt is None:
         raise RequestError("prompt or messages is required", param="prompt")
-    return (await text_prompt(front, body.prompt, add_special=body.add_special_tokens is not False)).tokens
+    add_special = body.add_special_tokens is not False
+    [prompt] = await plain_prompts(front, [body.prompt], add_special=add_special, needs_text=False)
+    return prompt.tokens
