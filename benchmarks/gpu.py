@@ -153,7 +153,7 @@ def measure(made: Shape, users: int, prompt_tokens: int, steps: int) -> dict[str
 
 
 def floor_bytes(made: Shape, users: int, context: int) -> float:
-    """Bytes that one decode step must move: weights once (the embedding is only looked up), KV read, states read and written."""
+    """Bytes of one decode step: weights once (the embedding is only looked up), KV read, states read and written."""
     spec = made.spec
     embedding = spec.vocab_size * spec.hidden * itemsize(made.dtypes.compute)
     kv = sum(group.token_elements for group in cache_groups(spec)) * itemsize(made.dtypes.kv)
