@@ -18,8 +18,8 @@ from headrace.engine.chat import ChatTemplate
 from headrace.engine.tokenizer import Tokenizer
 from headrace.server.app import create_app
 from headrace.server.front import Front
+from headrace.server.http_server import HttpServer, http_config
 from headrace.server.listen import bind, url
-from headrace.server.serve import HttpServer, http_config
 from headrace.types import Request
 
 

@@ -9,6 +9,7 @@ import msgspec
 from headrace.errors import RequestError
 from headrace.server.choice import Prompt
 from headrace.server.front import Front
+from headrace.server.hopeless import SLICE_CHARACTERS, refuse_hopeless
 from headrace.server.offload import offload
 from headrace.server.schemas.chat import ChatBody
 
@@ -29,6 +30,7 @@ async def plain_prompts(
 
 def _text_prompt(front: Front, text: str, add_special: bool) -> Prompt:
     """Marks of special tokens in the text are those tokens."""
+    refuse_hopeless(text, front.tokenizer, front.engine.info.context, param="prompt")
     return Prompt(text, tuple(front.tokenizer.encode(text, add_special=add_special)))
 
 
@@ -51,13 +53,17 @@ async def chat_prompt(front: Front, body: ChatBody) -> Prompt:
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions, or start the server with --chat-template",
                            param="messages", code="no_chat_template")
-    generation_prompt, kwargs = body.generation_prompt(), body.template_kwargs()
+    generation_prompt, continues, kwargs = body.generation_prompt(), bool(body.continue_final_message), body.template_kwargs()
+    size = len(msgspec.json.encode(messages))
 
     def encode() -> list[int]:
+        if size > SLICE_CHARACTERS:
+            text = template.render(
+                messages, add_generation_prompt=generation_prompt, continue_final_message=continues, template_kwargs=kwargs
+            )
+            refuse_hopeless(text, front.tokenizer, front.engine.info.context, param="messages")
         return template.encode(
-            messages, add_generation_prompt=generation_prompt, continue_final_message=bool(body.continue_final_message),
-            template_kwargs=kwargs,
+            messages, add_generation_prompt=generation_prompt, continue_final_message=continues, template_kwargs=kwargs
         )
 
-    tokens = await offload(len(msgspec.json.encode(messages)), encode)
-    return Prompt("", tuple(tokens))
+    return Prompt("", tuple(await offload(size, encode)))

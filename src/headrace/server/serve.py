@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib
 import importlib.util
 import logging
 import math
-import os
-import signal
 import socket
-import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import uvicorn
-from fastapi import FastAPI
 
 from headrace.config import ServerConfig
 from headrace.engine.client import Engine
 from headrace.server.app import create_app
 from headrace.server.front import Front
+from headrace.server.http_server import LAST_WORDS_S, HttpServer, http_config
 from headrace.server.listen import allow_many_connections, bind, check_exposure, url
+from headrace.server.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from headrace.engine.chat import ChatTemplate
     from headrace.engine.tokenizer import Tokenizer
 
 DEATH_CHECK_S = 0.25
-LAST_WORDS_S = 2.0
-"""How long answers may take to reach their clients once nothing more will be computed."""
 LOG = logging.getLogger(__name__)
 
 
@@ -69,7 +62,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _serve(
     start: Callable[[], Awaitable[Service]], config: ServerConfig, sock: socket.socket, announce: Callable[[str], None]
 ) -> int:
-    signals = Signals()
+    signals = StopSignals()
     loading = asyncio.ensure_future(start())
     await _first(loading, signals.wait())
     if not loading.done():
@@ -84,7 +77,7 @@ async def _serve(
 
 
 async def _answer(
-    service: Service, config: ServerConfig, sock: socket.socket, signals: Signals, announce: Callable[[str], None]
+    service: Service, config: ServerConfig, sock: socket.socket, signals: StopSignals, announce: Callable[[str], None]
 ) -> int:
     app = create_app(service.engine, service.tokenizer, service.chat_template, config)
     front: Front = app.state.front
@@ -123,43 +116,3 @@ def _settle_garbage() -> None:
     """What start-up made stays for good: the collector need not look at it again, which keeps its pauses short."""
     gc.collect()
     gc.freeze()
-
-
-def http_config(app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_keep_alive=75, backlog=4096,
-        timeout_graceful_shutdown=round(LAST_WORDS_S), ws="none",
-    )
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: `Signals` decides when the server ends."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
-class Signals:
-    """SIGTERM and SIGINT of this process: the first is waited for, the second ends the process at once.
-
-    The engine's process ends by itself when this one is gone.
-    """
-
-    def __init__(self) -> None:
-        self.first = 0
-        self._came = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    async def wait(self) -> None:
-        await self._came.wait()
-
-    def _on_signal(self, number: int) -> None:
-        if self.first:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(128 + number)
-        self.first = number
-        self._came.set()
