@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.cache.layout import cache_groups
+from headrace.kernels.linear import linear
 from headrace.layers.attention import Attention
 from headrace.layers.batch import Batch, Pools
 from headrace.layers.embedding import Embedding
@@ -52,7 +53,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, vocab], in the larger of float32 and the model's type."""
-        scores = hidden @ self.embedding.weight.T if self.head is None else self.head(hidden)
+        scores: Tensor = linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 

@@ -1,0 +1,14 @@
+"""The product of activations and a plain weight matrix."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headrace.kernels.linear import onednn, reference
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, I], weight [O, I], one type -> x weight^T, [T, O] in that type."""
+    if onednn.suits(x):
+        return onednn.linear(x, weight)
+    return reference.linear(x, weight)
