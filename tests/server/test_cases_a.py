@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.byte_tokenizer import EOS
-from tests.support.live_front import LiveFront, events, text_of
+from tests.support.live_front import LiveFront, text_of
 
 from headrace.config import ServerConfig
 from headrace.engine.tokenizer import Tokenizer
@@ -215,7 +215,10 @@ async def test_a14_the_shape_of_a_stream(front: LiveFront, path: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a16_a_client_that_leaves_frees_the_engine(tokenizer: Tokenizer, path: str, stream: bool, n: int) -> None:
+async def test_a16_a_client_that_leaves_frees_the_engine(
+    tokenizer: Tokenizer, path: str, stream: bool, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headrace")
     async with LiveFront(tokenizer, context=8192, step_s=0.01) as front:
         front.emits([5] * 5000)
         body = {"prompt": "x", "messages": HI, "max_tokens": 4096, "ignore_eos": True, "stream": stream, "n": n}
@@ -225,6 +228,7 @@ async def test_a16_a_client_that_leaves_frees_the_engine(tokenizer: Tokenizer, p
             await asyncio.sleep(0.01)
         assert front.engine.running == () and len(front.engine.cancelled) == n
         assert max(front.engine.emitted.values()) < 200
+        assert f"{path} aborted by client" in caplog.messages
 
 
 async def _leave_early(front: LiveFront, path: str, body: dict[str, Any]) -> None:
@@ -429,9 +433,12 @@ async def test_a26_a_served_name(tokenizer: Tokenizer) -> None:
         await front.refused(CHAT, {"model": "scripted", "messages": HI}, 404)
 
 
-async def test_streams_that_cannot_begin_are_http_errors(front: LiveFront) -> None:
-    front.engine.full = True
-    response: httpx.Response = await front.post(CHAT, {"messages": HI, "stream": True})
-    assert front.error(response, 429)["code"] == "queue_full" and response.headers["retry-after"] == "7"
-    chunks, done = events("data: {}\n\n: x\n\ndata: [DONE]\n\n")
-    assert (chunks, done) == ([{}], True)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_full_queue_turns_the_whole_request_away(tokenizer: Tokenizer, stream: bool) -> None:
+    async with LiveFront(tokenizer, capacity=2) as front:
+        front.engine.held = True
+        response: httpx.Response = await front.post(CHAT, {"messages": HI, "stream": stream, "n": 3})
+        assert front.error(response, 429)["code"] == "queue_full" and response.headers["retry-after"] == "7"
+        assert len(front.engine.cancelled) == 2 and front.engine.running == ()
+        front.engine.held = False
+        await front.chat(n=2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import openai
 import pytest
@@ -14,8 +16,15 @@ from headrace.engine.tokenizer import Tokenizer
 HI = [{"role": "user", "content": "hi"}]
 
 
-def _client(front: LiveFront, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{front.url}/v1", api_key=key, max_retries=0)
+def _client(front: LiveFront) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0)
+
+
+@asynccontextmanager
+async def _async_client(front: LiveFront, key: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
+    client = openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=key, max_retries=0)
+    yield client
+    await client.close()
 
 
 async def test_chat(front: LiveFront) -> None:
@@ -44,29 +53,29 @@ async def test_chat_stream(front: LiveFront) -> None:
 
 
 async def test_completions_and_models(front: LiveFront) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0)
-    answer = await client.completions.create(model="scripted", prompt=["a", "b"], echo=True, logprobs=2)
-    assert [choice.text for choice in answer.choices] == ["ahello", "bhello"]
-    assert answer.choices[1].logprobs and answer.choices[1].logprobs.tokens[:2] == ["b", "hello"]
-    stream = await client.completions.create(model="scripted", prompt="a", stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in stream]) == "hello"
-    assert [model.id async for model in client.models.list()] == ["scripted"]
-    assert (await client.models.retrieve("scripted")).id == "scripted"
+    async with _async_client(front) as client:
+        answer = await client.completions.create(model="scripted", prompt=["a", "b"], echo=True, logprobs=2)
+        assert [choice.text for choice in answer.choices] == ["ahello", "bhello"]
+        assert answer.choices[1].logprobs and answer.choices[1].logprobs.tokens[:2] == ["b", "hello"]
+        stream = await client.completions.create(model="scripted", prompt="a", stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "hello"
+        assert [model.id async for model in client.models.list()] == ["scripted"]
+        assert (await client.models.retrieve("scripted")).id == "scripted"
 
 
 async def test_many_streams_at_once(front: LiveFront) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0)
+    async with _async_client(front) as client:
 
-    async def one() -> str:
-        stream = await client.chat.completions.create(model="scripted", messages=HI, stream=True)
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        async def one() -> str:
+            stream = await client.chat.completions.create(model="scripted", messages=HI, stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-    assert await asyncio.gather(*(one() for _ in range(40))) == ["hello"] * 40
+        assert await asyncio.gather(*(one() for _ in range(40))) == ["hello"] * 40
 
 
 async def test_errors_have_their_classes(tokenizer: Tokenizer) -> None:
-    async with LiveFront(tokenizer, ServerConfig(api_key=("secret",)), context=64, step_s=0.01) as front:
-        client = openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="secret", max_retries=0)
+    config = ServerConfig(api_key=("secret",))
+    async with LiveFront(tokenizer, config, context=64, step_s=0.01) as front, _async_client(front, "secret") as client:
         with pytest.raises(openai.AuthenticationError):
             await client.with_options(api_key="wrong").models.list()
         with pytest.raises(openai.NotFoundError, match="gpt-4o"):

@@ -17,8 +17,10 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.live_front import events
+from tests.support.scripted_engine import ScriptedEngine
 
 from headrace.config import ServerConfig
+from headrace.engine.tokenizer import Tokenizer
 from headrace.errors import CheckpointError, ConfigError
 from headrace.server.listen import bind, is_loopback, url
 from headrace.server.serve import Service, run
@@ -159,6 +161,19 @@ def test_addresses_that_cannot_be_had() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1 port {port}: Address already in use"):
             run(_never, ServerConfig(port=port))
+
+
+def test_a_port_that_is_lost_while_loading(tokenizer: Tokenizer) -> None:
+    with bind("127.0.0.1", 0) as other:
+        engine = ScriptedEngine(lambda request: ())
+
+        async def start() -> Service:
+            other.listen()
+            return Service(engine, tokenizer, None)
+
+        with pytest.raises(ConfigError, match="cannot listen"):
+            run(start, ServerConfig(port=other.getsockname()[1]), announce=pytest.fail)
+        assert engine.closed
 
 
 def test_what_loading_raises_passes_through() -> None:

@@ -8,13 +8,15 @@ from collections.abc import Generator
 import uvicorn
 from fastapi import FastAPI
 
+from headrace.server.listen import BACKLOG
+
 LAST_WORDS_S = 2
 """How long answers may take to reach their clients once nothing more will be computed."""
 
 
 def http_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_keep_alive=75, backlog=4096,
+        app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_keep_alive=75, backlog=BACKLOG,
         timeout_graceful_shutdown=LAST_WORDS_S, ws="none",
     )
 

@@ -10,6 +10,9 @@ import socket
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted."""
+
 
 def check_exposure(config: ServerConfig) -> None:
     """Raises ConfigError for an address that others can reach without an API key, and for an empty key."""
@@ -44,6 +47,18 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise ConfigError(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}") from None
     return sock
+
+
+def listen(sock: socket.socket) -> None:
+    """Accept connections. Raises ConfigError if another process bound the same port meanwhile and was first to listen.
+
+    uvloop listens too, but where that fails it does not say so.
+    """
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        host, port = sock.getsockname()[:2]
+        raise ConfigError(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}") from None
 
 
 def url(host: str, sock: socket.socket) -> str:

@@ -18,7 +18,7 @@ from headrace.engine.client import Engine
 from headrace.server.app import create_app
 from headrace.server.front import Front
 from headrace.server.http_server import LAST_WORDS_S, HttpServer, http_config
-from headrace.server.listen import allow_many_connections, bind, check_exposure, url
+from headrace.server.listen import allow_many_connections, bind, check_exposure, listen, url
 from headrace.server.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ async def _answer(
     app = create_app(service.engine, service.tokenizer, service.chat_template, config)
     front: Front = app.state.front
     server = HttpServer(http_config(app))
+    listen(sock)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
