@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from headrace.kernels.causal_conv1d import causal_conv1d
 from headrace.kernels.gated_delta_rule import gated_delta_rule
 from headrace.kernels.gated_rms_norm import gated_rms_norm
+from headrace.kernels.precision import accumulation_dtype
 from headrace.layers.linear import Linear, empty_parameter
 from headrace.layers.step import Step
 from headrace.models.spec import GatedDeltaSpec
@@ -25,7 +26,7 @@ class GatedDelta(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.index, self.eps = spec, index, eps
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = accumulation_dtype(dtype)
         self.values = spec.value_heads * spec.value_dim
         self.qkvz = Linear(hidden, spec.conv_channels + self.values, dtype=dtype, device=device)
         self.ab = Linear(hidden, 2 * spec.value_heads, dtype=dtype, device=device)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from headrace.kernels.precision import accumulation_dtype
 from headrace.models.spec import RopeSpec
 
 
@@ -36,5 +37,5 @@ def _llama3(plain: Tensor, spec: RopeSpec) -> Tensor:
 def angles(positions: Tensor, freqs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """positions [T], freqs [r / 2] -> (cos, sin), each [T, 1, r / 2], in the larger of float32 and dtype."""
     turned = (positions.float()[:, None] * freqs)[:, None]
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = accumulation_dtype(dtype)
     return turned.cos().to(wide), turned.sin().to(wide)

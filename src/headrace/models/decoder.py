@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headrace.cache.layout import cache_groups
 from headrace.kernels.linear import linear
+from headrace.kernels.precision import accumulation_dtype
 from headrace.layers.attention import Attention
 from headrace.layers.batch import Batch, Pools
 from headrace.layers.embedding import Embedding
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, vocab], in the larger of float32 and the model's type."""
         scores: Tensor = linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return scores.to(accumulation_dtype(scores.dtype))
 
 
 class DecoderLayer(nn.Module):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.rows import RowGroup
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, tails: Tensor, slots: Tensor, groups: Sequence[RowGroup]) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = accumulation_dtype(x.dtype)
     taps = weight.to(wide).T  # [W, C]
     width = taps.shape[0]
     out = torch.empty_like(x)

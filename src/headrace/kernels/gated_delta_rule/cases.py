@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.rows import group_rows
 
 
@@ -39,7 +40,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         return torch.randn(shape, generator=rng)
 
     tokens, heads = sum(case.rows), case.value_heads
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = accumulation_dtype(dtype)
     return {
         "q": draw(tokens, case.key_heads, case.key_dim).to(dtype), "k": draw(tokens, case.key_heads, case.key_dim).to(dtype),
         "v": draw(tokens, heads, case.value_dim).to(dtype),

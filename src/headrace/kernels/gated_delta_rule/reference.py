@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
+from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.rows import RowGroup
 
 CHUNK_TOKENS = 64
@@ -20,7 +21,7 @@ def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, states: Tensor, slots: Tensor,
     groups: Sequence[RowGroup],
 ) -> Tensor:
-    wide = torch.promote_types(v.dtype, torch.float32)
+    wide = accumulation_dtype(v.dtype)
     ratio = v.shape[1] // k.shape[1]
     q, k = (_unit(x.to(wide)).repeat_interleave(ratio, 1) for x in (q, k))  # [T, HV, DK]
     q = q * q.shape[-1] ** -0.5

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from headrace.kernels.precision import accumulation_dtype
+
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = accumulation_dtype(x.dtype)
     normed = torch.rms_norm(x.to(wide), (x.shape[-1],), weight.to(wide), eps)
     return (normed * silu(gate.to(wide))).to(x.dtype)

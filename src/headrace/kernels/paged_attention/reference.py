@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from headrace.kernels.precision import accumulation_dtype
+
 MASK_ELEMENTS = 1 << 20
 """Most elements of one mask: long chunks are cut into blocks of queries, which bounds the workspace."""
 PADDING_TOKENS = 4096
@@ -112,7 +114,9 @@ def _places(table: Tensor, tokens: Tensor, page_tokens: int) -> Tensor:
 
 
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float) -> Tensor:
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = accumulation_dtype(q.dtype)
+    if len(rows.blocks) == 1:  # it holds every row, in order: the decode path spares two copies
+        return _attend(q.to(wide), keys, values, rows.blocks[0], scale).to(q.dtype)
     out = torch.empty_like(q)
     for block in rows.blocks:
         out[block.at] = _attend(q[block.at].to(wide), keys, values, block, scale).to(q.dtype)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.kernels.precision import accumulation_dtype
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = accumulation_dtype(x.dtype)
     scale = weight.to(wide)
     if offset:
         scale = scale + offset

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.kernels.precision import accumulation_dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -22,7 +24,7 @@ CASES = (Case("whole", (5, 3, 16), 16), Case("quarter", (4, 2, 32), 8), Case("tw
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     rng = torch.Generator().manual_seed(case.rotary)
     angle = 20 * torch.rand(case.shape[0], 1, case.rotary // 2, generator=rng, dtype=torch.float64)
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = accumulation_dtype(dtype)
     x = torch.randn(case.shape, generator=rng).to(dtype)
     return {"x": x, "cos": angle.cos().to(wide), "sin": angle.sin().to(wide)}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from headrace.kernels.precision import accumulation_dtype
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    wide = torch.promote_types(gate_up.dtype, torch.float32)
+    wide = accumulation_dtype(gate_up.dtype)
     gate, up = gate_up.to(wide).chunk(2, -1)
     return (silu(gate) * up).to(gate_up.dtype)
