@@ -1,8 +1,9 @@
-"""What the device is: the few facts that settings and budgets depend on."""
+"""What the device is: the few facts that settings and budgets depend on, and what a report tells of a machine."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,9 +36,13 @@ def detect(device: str) -> Hardware:
 
 
 def _cpu() -> Hardware:
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = _cgroup_limit_bytes(os.sysconf("SC_PHYS_PAGES") * page)
-    return Hardware("cpu", "CPU", total, min(total, os.sysconf("SC_AVPHYS_PAGES") * page))
+    total = ram_bytes()
+    return Hardware("cpu", "CPU", total, min(total, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+
+
+def ram_bytes() -> int:
+    """Memory that this process may use: the machine's, or its container's share."""
+    return _cgroup_limit_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _cgroup_limit_bytes(physical_bytes: int) -> int:
@@ -47,3 +52,34 @@ def _cgroup_limit_bytes(physical_bytes: int) -> int:
             return min(physical_bytes, int(f.read()))
     except (OSError, ValueError):  # no cgroup v2, or "max"
         return physical_bytes
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU. compute_capability as (8, 6)."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+
+
+def driver_and_gpus() -> tuple[str | None, tuple[Gpu, ...]]:
+    """(driver version, GPUs), as the driver's own tool tells them; (None, ()) without one. Needs no PyTorch."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,compute_cap,memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None, ()
+    rows = [line.split(", ", 3) for line in answer.splitlines() if line.count(", ") >= 3]
+    gpus = tuple(Gpu(name, _capability(cc), int(mib) << 20) for _, cc, mib, name in rows)
+    return (rows[0][0] if rows else None), gpus
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)

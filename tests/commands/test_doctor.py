@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.commands.doctor import problems, report
-from headrace.commands.machine import Gpu, Machine, Torch
+from headrace.commands.machine import Machine, Torch
+from headrace.hardware import Gpu
 
 CPU_ONLY = Machine(
     headrace="0.1.0", python="3.12.1", system="Linux x86_64", cores=2, memory_bytes=24 << 30, driver=None, gpus=(),

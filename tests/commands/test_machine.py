@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.commands import machine
-from headrace.commands.machine import Gpu, inspect_machine
+from headrace.commands.machine import inspect_machine
+from headrace.hardware import Gpu
 
 
 @pytest.fixture(autouse=True)

@@ -8,19 +8,11 @@ import importlib.util
 import os
 import platform
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One NVIDIA GPU. compute_capability as (8, 6)."""
-
-    name: str
-    compute_capability: tuple[int, int]
-    memory_bytes: int
+from headrace.hardware import Gpu, driver_and_gpus, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +45,12 @@ class Machine:
 
 def inspect_machine() -> Machine:
     """Look at everything once; the slowest part is importing PyTorch."""
-    driver, gpus = _nvidia()
+    driver, gpus = driver_and_gpus()
     return Machine(
         headrace=_version("headrace") or "not installed",
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=usable_cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         driver=driver,
         gpus=gpus,
@@ -95,23 +87,6 @@ def _torch() -> Torch | None:
         return Torch(version, torch.version.cuda, torch.cuda.is_available())
     except (ImportError, OSError, AttributeError) as error:  # a library it links to is missing or of the wrong kind
         return Torch(version, error=" ".join(str(error).split()))
-
-
-def _nvidia() -> tuple[str | None, tuple[Gpu, ...]]:
-    """(driver version, GPUs), as the driver's own tool tells them."""
-    query = ["nvidia-smi", "--query-gpu=driver_version,compute_cap,memory.total,name", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None, ()
-    rows = [line.split(", ", 3) for line in answer.splitlines() if line.count(", ") >= 3]
-    gpus = tuple(Gpu(name, _capability(cc), int(mib) << 20) for _, cc, mib, name in rows)
-    return (rows[0][0] if rows else None), gpus
-
-
-def _capability(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(minor)
 
 
 def _nvrtc() -> str | None:
