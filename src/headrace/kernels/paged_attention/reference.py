@@ -19,12 +19,15 @@ PADDING_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """B rows of n queries that attend together. at: their tokens in the batch. read_at [B, L]: their keys' places."""
+    """B rows of n queries that attend together. at: their tokens in the batch. read_at [B, L]: their keys' places.
+
+    A slice for read_at: the places of one row that lie side by side, and need not be gathered.
+    """
 
     count: int
     queries: int
     at: slice | Tensor
-    read_at: Tensor
+    read_at: Tensor | slice
     mask: Tensor | None  # [B, 1, n, L] bool, True is seen; None sees all
 
 
@@ -86,7 +89,7 @@ def _decode_block(
     tokens = torch.minimum((ends - span)[:, None] + steps, ends[:, None] - 1)  # [B, L]
     even = min(spans) == longest
     mask = None if even else (steps < span[:, None])[:, None, None]
-    return Block(len(rows), 1, at, _places(table, tokens, page_tokens), mask)
+    return Block(len(rows), 1, at, _side_by_side(_places(table, tokens, page_tokens)), mask)
 
 
 def _chunk_blocks(
@@ -113,6 +116,15 @@ def _places(table: Tensor, tokens: Tensor, page_tokens: int) -> Tensor:
     return pages * page_tokens + tokens % page_tokens
 
 
+def _side_by_side(read_at: Tensor) -> Tensor | slice:
+    """A lone row's places as a slice where they are neighbours. Only where looking at them does not wait for a device."""
+    if read_at.is_cuda or read_at.shape[0] > 1:
+        return read_at
+    first, last = int(read_at[0, 0]), int(read_at[0, -1])
+    neighbours = bool((read_at[0].diff() == 1).all())
+    return slice(first, last + 1) if neighbours else read_at
+
+
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float) -> Tensor:
     wide = accumulation_dtype(q.dtype)
     if len(rows.blocks) == 1:  # it holds every row, in order: the decode path spares two copies
@@ -137,7 +149,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, block: Block, scale: float)
     return out.reshape(block.count * n, kv_heads * group, dim)
 
 
-def _gather(pool: Tensor, read_at: Tensor, dtype: torch.dtype) -> Tensor:
+def _gather(pool: Tensor, read_at: Tensor | slice, dtype: torch.dtype) -> Tensor:
     """[pages, P, KV, D] at places [B, L] -> [B, KV, L, D]."""
-    tokens = pool.view(-1, *pool.shape[2:]).index_select(0, read_at.flatten())
+    tokens = pool.view(-1, *pool.shape[2:])
+    if isinstance(read_at, slice):
+        return tokens[read_at].to(dtype).transpose(0, 1)[None]
+    tokens = tokens.index_select(0, read_at.flatten())
     return tokens.to(dtype).view(*read_at.shape, *pool.shape[2:]).transpose(1, 2)
