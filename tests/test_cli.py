@@ -15,7 +15,7 @@ def headrace(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProc
 def test_help_lists_the_commands() -> None:
     shown = headrace("--help")
     assert shown.returncode == 0
-    for command in ("serve", "info", "doctor", "chat"):
+    for command in ("serve", "info", "doctor", "chat", "bench"):
         assert f" {command} " in shown.stdout
 
 
@@ -43,7 +43,9 @@ def test_a_server_that_is_not_there_is_exit_code_1() -> None:
     assert refused.stderr.startswith("headrace: no server at")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["serve", "no/such/model"], ["chat", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["serve", "no/such/model"], ["chat", "--help"], ["bench", "--help"]]
+)
 def test_the_command_line_does_not_import_torch(arguments: list[str]) -> None:
     script = (
         f"import sys; sys.argv = ['headrace', *{arguments!r}]\n"

@@ -98,3 +98,11 @@ def chat(
     given = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     run(ChatClient(url, api_key), system=system, sampling=sampling)
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Measure a running server, or the engine's steps; `headrace bench --help` lists the benchmarks."""
+    from headrace.commands.bench import bench_app
+
+    bench_app()(context.args, prog_name="headrace bench")

@@ -48,6 +48,8 @@ def test_keys_are_masked(given: list[str]) -> None:
     line = record.command_line(["headrace", "bench", *given, "--users", "2"])
     assert "secret" not in line
     assert "***" in line and line.endswith("--users 2")
+    assert record.record("serve", {"api_key": "secret"}, {})["settings"] == {"api_key": "***"}
+    assert record.record("serve", {"api_key": None}, {})["settings"] == {"api_key": None}
 
 
 def test_the_cpu_is_named_or_its_architecture_is(tmp_path: Path) -> None:

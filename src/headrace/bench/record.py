@@ -18,10 +18,14 @@ from headrace.hardware import driver_and_gpus, ram_bytes, usable_cores
 
 FORMAT = 1
 """Rises when a reader of older files would misunderstand a newer one."""
+MASK = "***"
 
 
 def record(benchmark: str, settings: Mapping[str, Any], results: Any) -> dict[str, Any]:
-    """What `write` writes: JSON values only. settings: what was asked for; results: what was measured, units in the names."""
+    """What `write` writes: JSON values only. settings: what was asked for; results: what was measured, units in the names.
+
+    An "api_key" among the settings is masked.
+    """
     return {
         "format": FORMAT,
         "benchmark": benchmark,
@@ -29,7 +33,7 @@ def record(benchmark: str, settings: Mapping[str, Any], results: Any) -> dict[st
         "command": command_line(sys.argv),
         "headrace": {"version": _version("headrace"), "revision": git_revision(Path(__file__).parent)},
         "machine": machine(),
-        "settings": dict(settings),
+        "settings": {name: MASK if name == "api_key" and value else value for name, value in settings.items()},
         "results": results,
     }
 
@@ -65,7 +69,7 @@ def command_line(arguments: Sequence[str]) -> str:
     shown, masks = [Path(arguments[0]).name], False
     for argument in arguments[1:]:
         flag, given, _ = argument.partition("=")
-        shown.append("***" if masks else f"{flag}=***" if given and flag == "--api-key" else argument)
+        shown.append(MASK if masks else f"{flag}={MASK}" if given and flag == "--api-key" else argument)
         masks = argument == "--api-key"
     return " ".join(shown)
 
