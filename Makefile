@@ -1,5 +1,6 @@
 # make serve    environment, installation, and the server on the demo model     MODEL=path ARGS="--port 8001"
-# make test     environment, installation with test tools, and the test suite   ARGS="tests/server -x"
+# make test     environment, installation with test tools, and the test suite   ARGS="tests/server -x" runs a part
+# make interpreted   the kernels under Triton's interpreter, a part of the suite that needs a process of its own
 # make lint     style, types, import rules, generated docs
 # make long     soak tests and benchmarks, minutes each
 # make settings rewrites docs/settings.md from config.py
@@ -13,13 +14,17 @@ BIN := $(VENV)/bin
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" tools/install.sh
 INSTALLED_FROM := pyproject.toml tools/install.sh $(wildcard constraints/*.txt)
 
-.PHONY: serve test lint long settings
+.PHONY: serve test interpreted lint long settings
 
 serve: $(VENV)/.serve-installed
 	@exec $(BIN)/headrace serve $(if $(MODEL),"$(MODEL)") $(ARGS)
 
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest $(ARGS)
+	$(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted tests/kernels)
+
+interpreted: $(VENV)/.dev-installed
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted $(or $(ARGS),tests/kernels)
 
 long: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)

@@ -10,4 +10,4 @@ formula.
 
 from headrace.registry import Registry
 
-KERNELS = Registry("headrace.kernels", skip=("card", "precision", "rows", "tile", "variant"))
+KERNELS = Registry("headrace.kernels", skip=("card", "dispatch", "precision", "rows", "tile", "variant"))

@@ -19,8 +19,14 @@ class Card:
     shared_bytes: int
 
 
+STAND_IN = Card(86, 8, SHARED_BYTES[86])
+"""What Triton's interpreter runs kernels for: Ampere's form, and few processors, so that work is split into few parts."""
+
+
 def card(device: torch.device) -> Card:
-    """The CUDA device's facts. The first call on a device asks the driver; none waits for the device."""
+    """The device's facts. The first call on a CUDA device asks the driver; none waits for the device."""
+    if device.type != "cuda":
+        return STAND_IN
     return _card(torch.cuda.current_device() if device.index is None else device.index)
 
 

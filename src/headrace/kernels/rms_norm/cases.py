@@ -24,6 +24,10 @@ CASES = (
     Case("residual", (9, 33), 0.0, residual=True),
     Case("residual-about-zero", (4, 64), 1.0, residual=True),
     Case("near-zero", (3, 24), 0.0, scale=1e-4),
+    Case("model-width", (3, 5120), 1.0, residual=True),
+    Case("no-rows", (0, 64), 1.0, residual=True),
+    Case("widest", (2, 20_001), 0.0),
+    Case("widest-residual", (2, 20_001), 1.0, residual=True),
 )
 
 

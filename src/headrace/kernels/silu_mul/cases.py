@@ -17,7 +17,7 @@ class Case:
     intermediate: int
 
 
-CASES = (Case("one", 1, 1), Case("odd", 5, 7), Case("wide", 3, 130))
+CASES = (Case("one", 1, 1), Case("odd", 5, 7), Case("wide", 3, 130), Case("pieces", 2, 2051), Case("no-rows", 0, 8))
 
 
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def slow(*, gate_up: Tensor) -> tuple[Tensor, ...]:
     rows = [
         [g / (1 + math.exp(-g)) * u for g, u in zip(row[:size], row[size:], strict=True)] for row in gate_up.double().tolist()
     ]
-    return (torch.tensor(rows, dtype=torch.float64),)
+    return (torch.tensor(rows, dtype=torch.float64).reshape(-1, size),)
 
 
 def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -1,0 +1,29 @@
+"""Kernels with known properties, for the tests of the tests: too many registers, and products of 8-bit and 16-bit floats."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headrace.kernels.variant import Variant
+
+
+@triton.jit
+def _copy_large_tile(source, target, SIZE: tl.constexpr):
+    places = tl.arange(0, SIZE)
+    tile = tl.load(source + places)
+    tl.store(target + places, tile + tl.sum(tile))
+
+
+@triton.jit
+def _product(a, b, out, SIZE: tl.constexpr):
+    rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    places = rows * SIZE + columns
+    tl.store(out + places, tl.dot(tl.load(a + places), tl.load(b + places)))
+
+
+SPILLING = Variant(
+    "spilling", _copy_large_tile, {"source": "*fp32", "target": "*fp32"}, {"SIZE": 2**15}, num_warps=1
+)
+FP8_PRODUCT = Variant("fp8", _product, {"a": "*fp8e4nv", "b": "*fp8e4nv", "out": "*fp32"}, {"SIZE": 64})
+FP16_PRODUCT = Variant("fp16", _product, {"a": "*fp16", "b": "*fp16", "out": "*fp32"}, {"SIZE": 64})
