@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 
 class PagePool:
-    """Page ids 0 ... pages - 1, handed out and taken back. The most recently freed are used first."""
+    """Page ids 0 ... pages - 1, handed out and taken back.
+
+    The most recently freed are used first, and in the order they had: pages that lay side by side do so again, and a CPU
+    reads such a sequence without gathering it.
+    """
 
     def __init__(self, pages: int) -> None:
         self.total = pages
@@ -25,6 +29,6 @@ class PagePool:
         taken.reverse()
         return taken
 
-    def release(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Sequence[int]) -> None:
         """Take pages back. Each is owned by the caller and given back once."""
-        self._free.extend(pages)
+        self._free.extend(reversed(pages))
