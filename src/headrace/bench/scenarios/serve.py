@@ -1,0 +1,93 @@
+"""Load a running OpenAI-compatible server, and tell what its users would see.
+
+Users who each wait for their answers (--concurrency), or requests that come whether the server keeps up or not (--rate). Both
+may be given several times, for a run each. Token counts are the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from headrace.bench.arrivals import arrival_times_s
+from headrace.bench.client import served_model
+from headrace.bench.counters import Watch
+from headrace.bench.exchange import Server
+from headrace.bench.load import Asked, Sender, at_times, with_users
+from headrace.bench.serve_settings import Level, Settings, check, common_fields, levels, make_warm_up, make_workload
+from headrace.bench.strain import Strain
+from headrace.bench.summary import Limits, raw, spread_ms, summarise
+from headrace.bench.table import print_runs
+from headrace.bench.workload import Conversation, conversations
+from headrace.errors import HeadraceError
+
+__all__ = ["Settings", "run"]
+
+
+def run(settings: Settings, console: Console) -> dict[str, Any]:
+    """See `bench.scenarios`. The results' `runs` has one entry for each --concurrency and --rate, in this order."""
+    check(settings)
+    return asyncio.run(_run(settings, console))
+
+
+async def _run(settings: Settings, console: Console) -> dict[str, Any]:
+    server = Server.at(settings.url, settings.api_key)
+    model = settings.model or await served_model(server)
+    sender = Sender(server, {**common_fields(settings), "model": model}, settings.timeout_s)
+    console.print(f"{model} at {server.url}, workload {settings.workload}, seed {settings.seed}")
+    runs = [await _run_level(settings, level, sender) for level in levels(settings)]
+    print_runs(console, runs)
+    return {"model": model, "runs": runs}
+
+
+async def _run_level(settings: Settings, level: Level, sender: Sender) -> dict[str, Any]:
+    """Its figures. Raises HeadraceError if nothing was answered."""
+    seed = f"{settings.seed}/{level.name}"
+    planned = conversations(make_workload(settings, seed), seed, level.requests(settings))
+    warm_up_failures = await _warm_up(settings, level, sender, f"{seed}/warm-up")
+    watch, strain = Watch(sender.server, settings.sample_s), Strain()
+    gc.collect()
+    gc.freeze()  # the prompts: collections during the run need not look at them
+    await watch.start()
+    strain.start()
+    asked, late_s = await _send(settings, level, sender, planned, seed)
+    client, counters = strain.stop(), await watch.stop()
+    gc.unfreeze()
+    _check_answers(sender.server, asked)
+    return {
+        "concurrency": level.users,
+        "rate": level.rate,
+        "warmup_failures": warm_up_failures,
+        **summarise(asked, Limits(settings.goodput_ttft_ms, settings.goodput_tpot_ms)),
+        "client": {**client, "sent_late_ms": spread_ms(late_s)},
+        "server": counters,
+        **({"raw": raw(asked)} if settings.raw else {}),
+    }
+
+
+async def _send(
+    settings: Settings, level: Level, sender: Sender, planned: Sequence[Conversation], seed: str
+) -> tuple[list[Asked], list[float]]:
+    """Answers, and how late each request was sent in seconds where there was a time for it."""
+    if level.users is not None:
+        return await with_users(sender, planned, level.users), []
+    assert level.rate is not None
+    return await at_times(sender, planned, arrival_times_s(settings.arrivals, level.rate, len(planned), seed))
+
+
+async def _warm_up(settings: Settings, level: Level, sender: Sender, seed: str) -> int:
+    """How many requests failed. Raises HeadraceError if the first one did, which is sent alone: nothing would work."""
+    first, *others = conversations(make_warm_up(settings, seed), seed, level.warm_up(settings))
+    _check_answers(sender.server, await sender.hold(0, first))
+    return sum(asked.answer.failure is not None for asked in await with_users(sender, others, level.users or 4))
+
+
+def _check_answers(server: Server, asked: Sequence[Asked]) -> None:
+    """Raises HeadraceError if every request failed, with the first one's reason."""
+    failures = [each.answer.failure for each in asked]
+    if failures[0] is not None and all(failures):
+        raise HeadraceError(f"{server.url} answered no request of {len(asked)}: {failures[0].kind}: {failures[0].message}")
