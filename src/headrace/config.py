@@ -10,6 +10,8 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
 KV_DTYPES = ("auto", "bf16", "fp16")
 STATE_DTYPES = ("auto", "fp16", "fp32")
+LOOPS = ("auto", "plain", "overlapped")
+GRAPHS = ("auto", "on", "off")
 
 
 def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -47,6 +49,17 @@ class EngineConfig:
     cache_bytes: int | None = setting(
         None, "Memory for KV pages and state slots; on a CPU the default is what context x max-seqs needs, at most a quarter "
         "of the RAM.", metavar="N"
+    )
+    loop: str = setting(
+        "auto", "plain waits for each step before it plans the next; overlapped plans it meanwhile, and gives the same tokens. "
+        "auto is overlapped on a GPU.", choices=LOOPS
+    )
+    graphs: str = setting(
+        "auto", "Whether decode steps are captured as CUDA graphs at start; auto is on with a GPU.", choices=GRAPHS
+    )
+    random_weights: str | None = setting(
+        None, "Instead of a model, the named shape with random weights made on the device, for benchmarks.",
+        metavar="NAME[:FORMAT]",
     )
 
 

@@ -218,7 +218,7 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
     params = [SamplingParams(temperature=0.3, top_k=1, logit_bias={50: 100.0}, logprobs=k) for k in (None, 0, 3, 1)]
     sampler, logits = _sampler(*params), _logits(2, 4)
     drawn = sampler.draw(logits, [3, 0, 2, 1], [4] * 4)
-    rows, exact = sampler.logprobs(drawn), logits.log_softmax(-1)
+    rows, exact = drawn.logprobs(), logits.log_softmax(-1)
     assert [len(row) for row in rows] == [1, 0, 1, 1]
     for row, count in ((0, 1), (2, 3), (3, 0)):
         (entry,) = rows[row]
@@ -232,18 +232,18 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
 def test_nothing_is_reported_unless_asked_for() -> None:
     sampler = _sampler(SamplingParams(), SamplingParams(temperature=0))
     drawn = sampler.draw(_logits(1, 2), [0, 1], [1, 1])
-    assert drawn.logprobs is None and sampler.logprobs(drawn) == ((), ())
+    assert drawn.scores is None and drawn.logprobs() == ((), ())
 
 
 def test_prompt_logprobs() -> None:
     sampler, logits = _sampler(SamplingParams()), _logits(4, 5)
     tokens = torch.tensor([7, 8, 9, 0, 199])
-    entries, exact = sampler.prompt_logprobs(logits, tokens, 2), logits.log_softmax(-1)
+    entries, exact = sampler.score(logits, tokens, 2).read(), logits.log_softmax(-1)
     assert [e.token for e in entries] == tokens.tolist()
     assert [e.logprob for e in entries] == pytest.approx(exact.gather(1, tokens[:, None])[:, 0].tolist(), abs=1e-9)
     assert [[t for t, _ in e.top] for e in entries] == exact.topk(2).indices.tolist()
-    assert all(e.top == () for e in sampler.prompt_logprobs(logits, tokens, 0))
-    assert sampler.prompt_logprobs(logits[:0], tokens[:0], 2) == ()
+    assert all(e.top == () for e in sampler.score(logits, tokens, 0).read())
+    assert sampler.score(logits[:0], tokens[:0], 2).read() == ()
 
 
 @pytest.mark.gpu

@@ -22,12 +22,27 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """What the budget bought: `pages[g]` pages of `page_tokens` tokens for group g, and `slots` state slots."""
+    """What the budget bought: `pages[g]` pages of `page_tokens` tokens for group g, and `slots` state slots.
+
+    padding: the pools have one slot and one page of every group more, the last of each, which no sequence ever owns: captured
+    graphs point the rows at them that a step leaves empty.
+    """
 
     groups: tuple[CacheGroup, ...]
     page_tokens: int
     pages: tuple[int, ...]
     slots: int
+    padding: bool = False
+
+    @property
+    def pool_pages(self) -> tuple[int, ...]:
+        """Pages of each group's pool."""
+        return tuple(count + self.padding for count in self.pages)
+
+    @property
+    def pool_slots(self) -> int:
+        """Slots of the pools."""
+        return self.slots + self.padding
 
 
 def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
 from headrace.errors import ConfigError
-from headrace.hardware import detect
+from headrace.hardware import Hardware, detect
 from headrace.models.spec import WeightMap
 from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model, identify, open_checkpoint
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
+from headrace.plan.execution import resolve_execution
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import EngineInfo
 
@@ -43,17 +44,17 @@ def build_engine(model: Model, config: EngineConfig, progress: Progress | None) 
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes)
     try:
-        core = _build_core(model, budget, dtypes, hardware.kind, config.chunk_tokens, progress)
+        core = _build_core(model, budget, dtypes, hardware, config, progress)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware.kind))
+    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware))
 
 
 def _build_core(
-    model: Model, budget: Budget, dtypes: Dtypes, device: str, chunk_tokens: int, progress: Progress | None
+    model: Model, budget: Budget, dtypes: Dtypes, hardware: Hardware, config: EngineConfig, progress: Progress | None
 ) -> EngineCore:
     import torch
 
@@ -61,11 +62,14 @@ def _build_core(
     from headrace.models.decoder import build_decoder
     from headrace.runner.runner import Runner
 
-    place = torch.device(device)
+    place = torch.device(hardware.kind)
     decoder = build_decoder(model.spec, dtype=getattr(torch, dtypes.compute), device=place)
     load_weights(model, decoder, progress)
-    runner = Runner(model.spec, decoder, budget.layout, dtypes, place, context=budget.context)
-    return EngineCore(Scheduler(budget.layout, chunk_tokens=chunk_tokens), runner)
+    runner = Runner(
+        model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
+    )
+    scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
+    return EngineCore(scheduler, runner, depth=resolve_execution(config, hardware).depth)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -74,10 +78,10 @@ def _is_out_of_memory(error: Exception) -> bool:
     return named or isinstance(error, MemoryError) or (isinstance(error, OSError) and "Cannot allocate memory" in str(error))
 
 
-def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, device: str) -> EngineInfo:
+def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware) -> EngineInfo:
     return EngineInfo(
         model=os.path.abspath(model.checkpoint.path),
-        device=device,
+        device=hardware.kind,
         dtype=dtypes.compute,
         context=budget.context,
         max_seqs=budget.max_seqs,
@@ -85,7 +89,7 @@ def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *budget.notes, *_unused(model.weight_map)),
+        notes=(*dtypes.notes, *resolve_execution(config, hardware).notes, *budget.notes, *_unused(model.weight_map)),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
 from headrace.errors import EngineUnavailableError, HeadraceError
@@ -47,22 +48,30 @@ class EngineFailedError(EngineUnavailableError):
 
 
 class EngineCore:
-    """The plain loop: one uncommitted plan. A loop that overlaps launches several plans before it commits the first.
+    """The loop over at most `depth` uncommitted plans: 1 is the plain loop, 2 the overlapped one.
+
+    The overlapped loop plans and launches step n + 1 and only then waits for step n, so the device always has work behind the
+    step that it is at. A message that ends in step n, by a token that nobody could know, has a row in step n + 1 already: it
+    runs to its end, in the slot and pages that stay its own until then, and what it yields is dropped.
 
     After a step that raised, the core is broken: `add` and `step` raise EngineUnavailableError.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, depth: int = 1) -> None:
+        if depth < 1:
+            raise ValueError(f"a loop needs at least one plan, not {depth}")
         self._scheduler = scheduler
         self._runner = runner
+        self._depth = depth
+        self._flight: deque[PendingStep] = deque()
         self._open: dict[str, None] = {}  # requests without a finish_reason yet, in order of arrival
         self._broken = ""
         self._closed = False
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished, so that `step` is worth calling."""
-        return bool(self._open)
+        """Whether a request is unfinished or a step uncommitted, so that `step` is worth calling."""
+        return bool(self._open or self._flight)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError for an id that is held already."""
@@ -78,7 +87,10 @@ class EngineCore:
             self._scheduler.cancel(request_id)
 
     def step(self) -> list[TokenEvent]:
-        """Run one step and return its news. Raises EngineFailedError, once, when any part of it fails."""
+        """Launch a step, wait for the oldest one if that makes `depth`, and return the news.
+
+        Raises EngineFailedError, once, when any part of it fails.
+        """
         self._check()
         events: list[TokenEvent] = []
         try:
@@ -87,7 +99,7 @@ class EngineCore:
             raise self.fail(error, events) from error
         except BaseException as interruption:
             self._broken = f"a step was interrupted by {type(interruption).__name__}"
-            self._open.clear()
+            self._let_go()
             raise
         for event in events:
             if event.finish_reason is not None:
@@ -97,9 +109,12 @@ class EngineCore:
     def _turn(self, events: list[TokenEvent]) -> None:
         plan = self._scheduler.plan()
         if plan is not None:
-            events += self._scheduler.commit(self._runner.launch(plan).result())
+            self._flight.append(self._runner.launch(plan))
+        idle = not self._flight
+        if len(self._flight) == self._depth or (plan is None and not idle):
+            events += self._scheduler.commit(self._flight.popleft().result())
         events += self._scheduler.drain_events()
-        if plan is None and not events and self._open:
+        if idle and not events and self._open:
             raise HeadraceError(f"{len(self._open)} requests are unfinished but the scheduler plans nothing")
 
     def stats(self) -> EngineStats:
@@ -109,6 +124,7 @@ class EngineCore:
         """Release the runner's memory, once. The core cannot be used afterwards."""
         if not self._closed:
             self._closed = True
+            self._flight.clear()
             self._broken = self._broken or "it is closed"
             self._runner.close()
 
@@ -119,8 +135,13 @@ class EngineCore:
         finished = {event.request for event in events if event.finish_reason is not None}
         message = f"the engine failed: {reason}"
         ended = [TokenEvent(id, finish_reason="error", error=message) for id in self._open if id not in finished]
-        self._open.clear()
+        self._let_go()
         return EngineFailedError(message, events + ended)
+
+    def _let_go(self) -> None:
+        """Nothing is held for anybody any more."""
+        self._open.clear()
+        self._flight.clear()
 
     def _check(self) -> None:
         if self._broken:

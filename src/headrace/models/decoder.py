@@ -52,9 +52,14 @@ class Decoder(nn.Module):
         assert delta is not None
         return self.norm.add(delta, hidden)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden] -> [N, vocab], in the larger of float32 and the model's type."""
+    def scores(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden] -> [N, vocab] in the model's type."""
         scores: Tensor = linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        return scores
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The scores in the larger of float32 and the model's type."""
+        scores = self.scores(hidden)
         return scores.to(accumulation_dtype(scores.dtype))
 
 

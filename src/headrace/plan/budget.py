@@ -10,6 +10,8 @@ from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, ModelSpec, WeightMap
 from headrace.plan.dtypes import Dtypes, itemsize
+from headrace.plan.execution import resolve_execution
+from headrace.plan.graph_rows import graph_bytes
 from headrace.plan.sampler_memory import sampler_bytes
 
 DEFAULT_MAX_SEQS = 64
@@ -58,16 +60,17 @@ def weight_bytes(weights: WeightMap, dtype: Dtype) -> int:
 def make_budget(spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes) -> Budget:
     """The budget of one engine. Raises ConfigError, with the numbers, when the settings cannot fit."""
     _check_counts(spec, config)
+    graphs = resolve_execution(config, hardware).graphs
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
-    fixed = _fixed_lines(spec, weights, config, dtypes, seqs)
+    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, graphs=graphs)
     cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed))
     notes = [f"cache: {cache_bytes:,} bytes, {why}"]
     state_bytes = state_bytes_per_sequence(spec, dtypes)
     if config.max_seqs is None and seqs * state_bytes > cache_bytes // 2:
         seqs = max(1, cache_bytes // 2 // state_bytes)
-        fixed = _fixed_lines(spec, weights, config, dtypes, seqs)
+        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, graphs=graphs)
         notes.append(f"max-seqs: {seqs}, so that states take at most half of the cache ({state_bytes:,} bytes each)")
-    layout = _buy(spec, config, dtypes, cache_bytes, seqs)
+    layout = _buy(spec, config, dtypes, cache_bytes, seqs, padding=graphs)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
     return Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, tuple(notes))
@@ -94,17 +97,21 @@ def _check_counts(spec: ModelSpec, config: EngineConfig) -> None:
 
 
 def _fixed_lines(
-    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int
+    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, *, graphs: bool
 ) -> tuple[BudgetLine, ...]:
     tokens = config.chunk_tokens + seqs
     width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
     activations = tokens * (width + 4 * spec.hidden) * max(4, itemsize(dtypes.compute))
     logits = 3 * max(seqs, LOGIT_ROWS) * spec.vocab_size * max(4, itemsize(dtypes.compute))
-    return (
+    lines = [
         BudgetLine("weights", weight_bytes(weights, dtypes.compute), f"{len(weights.weights)} tensors in {dtypes.compute}"),
-        BudgetLine("sampler", sampler_bytes(seqs, spec.vocab_size), f"token counts and parameters of {seqs} sequences"),
+        BudgetLine("sampler", sampler_bytes(seqs + graphs, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
         BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {max(seqs, LOGIT_ROWS)} rows of logits"),
-    )
+    ]
+    if graphs:
+        why = f"decode steps of up to {seqs} rows, captured: their activations, their logits, and what the driver keeps"
+        lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs), why))
+    return tuple(lines)
 
 
 def _layer_width(spec: ModelSpec, index: int) -> int:
@@ -166,10 +173,13 @@ def _page_bytes(group: CacheGroup, config: EngineConfig, dtypes: Dtypes) -> int:
     return config.page_tokens * group.token_elements * itemsize(dtypes.kv)
 
 
-def _buy(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int) -> CacheLayout:
+def _buy(
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int, *, padding: bool
+) -> CacheLayout:
     """State slots first, then the pages that windows can ever need, and full-context pages from the rest."""
     groups = cache_groups(spec)
-    left = cache_bytes - seqs * state_bytes_per_sequence(spec, dtypes)
+    left = cache_bytes - (seqs + padding) * state_bytes_per_sequence(spec, dtypes)
+    left -= padding * sum(_page_bytes(group, config, dtypes) for group in groups)
     pages = []
     for group in sorted(groups, key=lambda g: g.window is None):
         size = _page_bytes(group, config, dtypes)
@@ -180,7 +190,7 @@ def _buy(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int
         pages.append((group.index, count))
     if left < 0 or any(count == 0 for _, count in pages):
         raise ConfigError(_too_small(spec, config, dtypes, cache_bytes, seqs))
-    return CacheLayout(groups, config.page_tokens, tuple(count for _, count in sorted(pages)), seqs)
+    return CacheLayout(groups, config.page_tokens, tuple(count for _, count in sorted(pages)), seqs, padding)
 
 
 def _too_small(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int) -> str:
@@ -217,4 +227,7 @@ def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[
     if state_bytes:
         why = f"{layout.slots} sequences of {state_bytes:,} bytes, {dtypes.state}"
         lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))
+    if layout.padding:
+        pages = sum(layout.page_tokens * group.token_elements * itemsize(dtypes.kv) for group in layout.groups)
+        lines.append(BudgetLine("padding", state_bytes + pages, "a state slot and a page that rows left empty in a graph use"))
     return lines

@@ -2,91 +2,85 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.cache.layout import CacheLayout
 from headrace.layers.batch import Batch
+from headrace.runner.page_tables import PageTables
+from headrace.runner.upload import Upload
 from headrace.types import Row
 
 
-class Packer:
-    """Keeps every slot's page lists on the device, brought up to date by the rows' page updates.
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The S rows that end in a sampled token. last: their last tokens in the batch, None when that is every token."""
 
-    Entries of a slot's earlier owner stay behind its successor's: they are valid page ids past the successor's length.
+    slots: tuple[int, ...]
+    where: Tensor  # [S] int64, the slots on the device
+    positions: Tensor  # [S] int64, of the tokens to sample
+    last: Tensor | None  # [S] int64
+
+
+def upload_words(max_tokens: int, tables: PageTables, pages: int) -> int:
+    """8-byte words that `Packer` sends at most, for steps of max_tokens tokens and `pages` pages in all groups together.
+
+    Each token has its id, its position and its slot, and perhaps its place and slot again where its id is on the device; a
+    row, of which there are no more than tokens or slots, has its slot, length, offset, and three numbers for sampling.
     """
+    return 5 * max_tokens + 6 * min(max_tokens, tables.slots) + 2 * pages + 8
 
-    def __init__(self, layout: CacheLayout, context: int, device: torch.device) -> None:
-        self._page_tokens = layout.page_tokens
-        self._device = device
-        pages_per_sequence = -(-context // layout.page_tokens)
-        self._tables = tuple(
-            torch.zeros(layout.slots, pages_per_sequence, dtype=torch.int64, device=device) for _ in layout.groups
-        )
 
-    def pack(self, rows: tuple[Row, ...], next_tokens: Tensor) -> Batch:
+class Packer:
+    """Packs steps of at most max_tokens tokens; the batches' tensors are views of one buffer, valid until the next `pack`."""
+
+    def __init__(self, tables: PageTables, max_tokens: int, pages: int, device: torch.device) -> None:
+        self._tables = tables
+        self._upload = Upload(upload_words(max_tokens, tables, pages), device)
+
+    def pack(self, rows: tuple[Row, ...], next_tokens: Tensor) -> tuple[Batch, SampledRows | None]:
         """The batch of `rows`, in their order. next_tokens [slots]: each slot's next input, for rows that carry no tokens."""
-        self._apply_updates(rows)
-        counts = [len(row.tokens) or 1 for row in rows]
-        lengths = [row.start + count for row, count in zip(rows, counts, strict=True)]
-        slots = self._tensor([row.slot for row in rows])
-        positions = self._positions(rows, counts, lengths)
-        row_of = None if max(counts) == 1 else torch.repeat_interleave(self._tensor(counts))
-        most_pages = -(-max(lengths) // self._page_tokens)
-        page_tables = tuple(table[slots, :most_pages] for table in self._tables)
-        return Batch(
-            tokens=self._tokens(rows, counts, next_tokens),
-            positions=positions,
-            row_offsets=self._offsets(counts),
-            slots=slots,
-            lengths=self._tensor(lengths, torch.int32),
-            page_tables=page_tables,
-            write_at=tuple(self._write_at(table, positions, row_of) for table in page_tables),
-            host_row_tokens=tuple(counts),
-            host_lengths=tuple(lengths),
+        upload = self._upload
+        upload.begin()
+        counts = np.array([len(row.tokens) or 1 for row in rows])
+        starts, slots = np.array([row.start for row in rows]), np.array([row.slot for row in rows])
+        offsets = np.concatenate(([0], counts.cumsum()))
+        within = np.arange(offsets[-1]) - offsets[:-1].repeat(counts)  # each token's place in its row
+        positions = upload.add(starts.repeat(counts) + within)
+        token_slots = upload.add(slots.repeat(counts))
+        row_slots, row_offsets = upload.add(slots), upload.add(offsets, torch.int32)
+        lengths = upload.add(starts + counts, torch.int32)
+        known = upload.add([token for row in rows for token in row.tokens or (0,)])
+        carried = [i for i, row in enumerate(rows) if not row.tokens]
+        carried_at, carried_slots = upload.add(offsets[carried]), upload.add(slots[carried])
+        sampled = [i for i, row in enumerate(rows) if row.samples]
+        last, sampled_slots = upload.add(offsets[1:][sampled] - 1), upload.add(slots[sampled])
+        sampled_positions = upload.add((starts + counts)[sampled])
+        updates = [upload.add(part) for part in self._tables.places((r.slot, u) for r in rows for u in r.page_updates)]
+        upload.send()
+
+        at = upload.tensor
+        if updates[0].count:
+            self._tables.apply(at(updates[0]), at(updates[1]))
+        tokens = at(known)
+        if carried:
+            tokens.index_copy_(0, at(carried_at), next_tokens[at(carried_slots)])
+        most_pages = -(-int((starts + counts).max()) // self._tables.page_tokens)
+        batch = Batch(
+            tokens=tokens,
+            positions=at(positions),
+            row_offsets=at(row_offsets),
+            slots=at(row_slots),
+            lengths=at(lengths),
+            page_tables=tuple(table[at(row_slots), :most_pages] for table in self._tables.entries),
+            write_at=self._tables.write_at(at(token_slots), at(positions)),
+            host_row_tokens=tuple(counts.tolist()),
+            host_lengths=tuple((starts + counts).tolist()),
         )
-
-    def _apply_updates(self, rows: tuple[Row, ...]) -> None:
-        for row in rows:
-            for update in row.page_updates:
-                entries = self._tables[update.group][row.slot, update.first : update.first + len(update.pages)]
-                entries.copy_(torch.tensor(update.pages, dtype=torch.int64))
-
-    def _tokens(self, rows: tuple[Row, ...], counts: list[int], next_tokens: Tensor) -> Tensor:
-        """[T]: the rows' own tokens, and the slot's next token where a row has none."""
-        flat: list[int] = []
-        carried_at, carried_slots = [], []
-        for row in rows:
-            if not row.tokens:
-                carried_at.append(len(flat))
-                carried_slots.append(row.slot)
-            flat.extend(row.tokens or (0,))
-        carried = next_tokens[self._tensor(carried_slots)]
-        if len(carried_at) == len(flat):
-            return carried
-        tokens = self._tensor(flat)
-        if carried_at:
-            tokens[self._tensor(carried_at)] = carried
-        return tokens
-
-    def _positions(self, rows: tuple[Row, ...], counts: list[int], lengths: list[int]) -> Tensor:
-        if max(counts) == 1:
-            return self._tensor([row.start for row in rows])
-        spans = [torch.arange(row.start, end) for row, end in zip(rows, lengths, strict=True)]
-        return torch.cat(spans).to(self._device)
-
-    def _offsets(self, counts: list[int]) -> Tensor:
-        offsets = [0]
-        for count in counts:
-            offsets.append(offsets[-1] + count)
-        return self._tensor(offsets, torch.int32)
-
-    def _write_at(self, page_table: Tensor, positions: Tensor, row_of: Tensor | None) -> Tensor:
-        """[T]: where each token's K and V go, as page * page_tokens + offset."""
-        if row_of is None:
-            row_of = torch.arange(len(positions), device=self._device)
-        pages = page_table[row_of, positions // self._page_tokens]
-        return pages * self._page_tokens + positions % self._page_tokens
-
-    def _tensor(self, values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        if not sampled:
+            return batch, None
+        chosen = None if len(sampled) == offsets[-1] else at(last)
+        host_slots = tuple(rows[i].slot for i in sampled)
+        return batch, SampledRows(host_slots, at(sampled_slots), at(sampled_positions), chosen)

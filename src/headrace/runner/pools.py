@@ -28,7 +28,7 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
     for index, layer in enumerate(spec.layers):
         mixer = layer.mixer
         if isinstance(mixer, AttentionSpec):
-            shape = (layout.pages[group_of[index]], layout.page_tokens, mixer.kv_heads, mixer.head_dim)
+            shape = (layout.pool_pages[group_of[index]], layout.page_tokens, mixer.kv_heads, mixer.head_dim)
             keys.append(_zeros(shape, kv_type, device))
             values.append(_zeros(shape, kv_type, device))
             states.append(None)
@@ -36,8 +36,8 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
         elif isinstance(mixer, GatedDeltaSpec):
             keys.append(None)
             values.append(None)
-            states.append(_zeros((layout.slots, mixer.value_heads, mixer.key_dim, mixer.value_dim), state_type, device))
-            tails.append(_zeros((layout.slots, mixer.conv_channels, mixer.conv_width - 1), tail_type, device))
+            states.append(_zeros((layout.pool_slots, mixer.value_heads, mixer.key_dim, mixer.value_dim), state_type, device))
+            tails.append(_zeros((layout.pool_slots, mixer.conv_channels, mixer.conv_width - 1), tail_type, device))
     groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
     return Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups)
 
@@ -54,6 +54,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def clear_slot(pools: Pools, slot: int) -> None:
     """Make `slot` the state of an empty sequence. Pages need no clearing: what lies past a length is never used."""
-    for tensor in (*pools.states, *pools.conv_tails):
-        if tensor is not None:
-            tensor[slot].zero_()
+    for tensors in (pools.states, pools.conv_tails):
+        rows = [tensor[slot] for tensor in tensors if tensor is not None]
+        if rows:
+            torch._foreach_zero_(rows)  # one launch for all layers

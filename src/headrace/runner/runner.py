@@ -8,34 +8,56 @@ import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
-from headrace.layers.batch import Batch
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.budget import LOGIT_ROWS
 from headrace.plan.dtypes import Dtypes
-from headrace.runner.batch import Packer
+from headrace.plan.graph_rows import row_buckets
+from headrace.runner.batch import Packer, SampledRows
+from headrace.runner.graphs import DecodeGraph, DecodeGraphs
+from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools, clear_slot
 from headrace.runner.sampler import Drawn, Sampler
+from headrace.runner.scores import TokenScores
 from headrace.types import Admission, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
 
 
-@dataclass(slots=True)
-class PendingStep:
-    """A step that the device may still be working on."""
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompt tokens that a row computed, in parts."""
 
-    _plan: StepPlan
-    _sampler: Sampler
-    _drawn: Drawn | None
-    _prompt_logprobs: dict[int, tuple[TokenLogprob, ...]]  # by row index
+    parts: tuple[TokenScores, ...]
+
+    def to_host(self) -> PromptScores:
+        return PromptScores(tuple(part.to_host() for part in self.parts))
+
+    def read(self) -> tuple[TokenLogprob, ...]:
+        return tuple(entry for part in self.parts for entry in part.read())
+
+
+class PendingStep:
+    """A step that the device may still be working on. Its outcome is on the way to the host when this is made."""
+
+    def __init__(
+        self, plan: StepPlan, drawn: Drawn | None, prompt_scores: dict[int, PromptScores], device: torch.device
+    ) -> None:
+        self._plan = plan
+        self._drawn = drawn.to_host() if drawn else None
+        self._prompt_scores = {index: scores.to_host() for index, scores in prompt_scores.items()}  # by row
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self._arrived is not None:
+            self._arrived.record()
 
     def result(self) -> StepResult:
-        """Wait for the step and read what it sampled."""
-        drawn = self._drawn
-        tokens = iter(drawn.tokens.tolist() if drawn else ())
-        logprobs = iter(self._sampler.logprobs(drawn) if drawn else ())
+        """Wait for this step, and for no later one, and read what it sampled."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        tokens = iter(self._drawn.tokens.tolist() if self._drawn else ())
+        logprobs = iter(self._drawn.logprobs() if self._drawn else ())
         rows = []
         for index, row in enumerate(self._plan.rows):
-            prompt = self._prompt_logprobs.get(index, ())
+            scores = self._prompt_scores.get(index)
+            prompt = scores.read() if scores else ()
             if row.samples:
                 rows.append(RowResult(row.sequence, (next(tokens),), next(logprobs), prompt))
             else:
@@ -44,7 +66,11 @@ class PendingStep:
 
 
 class Runner:
-    """One model on one device with its cache. Plans must be launched in the order they were made."""
+    """One model on one device with its cache. Plans must be launched in the order they were made.
+
+    chunk_tokens: the most prompt tokens of a step. context: the longest sequence. A layout with padding is for a GPU: steps
+    of nothing but decoding rows are then captured as graphs, here, and replayed. The tokens are the same.
+    """
 
     def __init__(
         self,
@@ -55,27 +81,33 @@ class Runner:
         device: torch.device,
         *,
         context: int,
+        chunk_tokens: int,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
         self._decoder = decoder
         self._pools = allocate_pools(spec, layout, dtypes, device)
-        self._packer = Packer(layout, context, device)
-        self._sampler = Sampler(layout.slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
+        self._tables = PageTables(layout, context, device)
+        self._packer = Packer(self._tables, chunk_tokens + layout.slots, sum(layout.pages), device)
+        self._sampler = Sampler(layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
         self._requests: list[Request | None] = [None] * layout.slots
         self._device = device
+        self._graphs = self._capture(layout.slots, spec.vocab_size, context) if layout.padding else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step. On a CPU it is finished when this returns."""
+        """Start a step, behind those started before. On a CPU it is finished when this returns."""
         self._admit(plan.admissions)
-        batch = self._packer.pack(plan.rows, self._sampler.next_tokens)
+        graph = self._graphs.graph_for(plan.rows) if self._graphs else None
+        if graph is not None:
+            return PendingStep(plan, self._replay(graph, plan.rows), {}, self._device)
+        batch, sampled = self._packer.pack(plan.rows, self._sampler.next_tokens)
         hidden = self._decoder(batch, self._pools)  # [T, hidden]
-        prompt_logprobs = self._prompt_logprobs(plan.rows, hidden)
-        return PendingStep(plan, self._sampler, self._draw(plan.rows, batch, hidden), prompt_logprobs)
+        drawn = self._draw(sampled, hidden) if sampled else None
+        return PendingStep(plan, drawn, self._prompt_scores(plan.rows, hidden), self._device)
 
     def close(self) -> None:
         """Let go of every tensor."""
-        del self._decoder, self._pools, self._packer, self._sampler
+        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs
 
     def _admit(self, admissions: tuple[Admission, ...]) -> None:
         for admission in admissions:
@@ -84,23 +116,24 @@ class Runner:
         if admissions:
             self._sampler.admit(admissions)
 
-    def _draw(self, rows: tuple[Row, ...], batch: Batch, hidden: Tensor) -> Drawn | None:
-        """Sample a token for every row that ends in one."""
-        slots, positions, last = [], [], []
-        end = 0
-        for row, count, length in zip(rows, batch.host_row_tokens, batch.host_lengths, strict=True):
-            end += count
-            if row.samples:
-                slots.append(row.slot)
-                positions.append(length)
-                last.append(end - 1)
-        if not slots:
-            return None
-        if len(last) < len(hidden):
-            hidden = hidden[torch.tensor(last, device=self._device)]
-        return self._sampler.draw(self._decoder.logits(hidden), slots, positions)
+    @torch.inference_mode()
+    def _capture(self, max_rows: int, vocab_size: int, context: int) -> DecodeGraphs:
+        logits = torch.empty(max_rows, vocab_size, dtype=self._sampler.dtype, device=self._device)
+        return DecodeGraphs(
+            row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler.next_tokens, logits, context
+        )
 
-    def _prompt_logprobs(self, rows: tuple[Row, ...], hidden: Tensor) -> dict[int, tuple[TokenLogprob, ...]]:
+    def _replay(self, graph: DecodeGraph, rows: tuple[Row, ...]) -> Drawn:
+        graph.replay(rows)
+        count, slots = len(rows), [row.slot for row in rows]
+        return self._sampler.draw_at(graph.logits[:count], slots, graph.where[:count], graph.sampled[:count])
+
+    def _draw(self, rows: SampledRows, hidden: Tensor) -> Drawn:
+        """Sample a token for every row that ends in one."""
+        logits = self._decoder.logits(hidden if rows.last is None else hidden[rows.last])
+        return self._sampler.draw_at(logits, rows.slots, rows.where, rows.positions)
+
+    def _prompt_scores(self, rows: tuple[Row, ...], hidden: Tensor) -> dict[int, PromptScores]:
         found = {}
         begin = 0
         for index, row in enumerate(rows):
@@ -114,11 +147,11 @@ class Runner:
             begin = end
         return found
 
-    def _score(self, hidden: Tensor, followers: tuple[int, ...], alternatives: int) -> tuple[TokenLogprob, ...]:
+    def _score(self, hidden: Tensor, followers: tuple[int, ...], alternatives: int) -> PromptScores:
         """Log-probability of followers[i] given hidden[i], a bounded number of logit rows at a time."""
-        scored: list[TokenLogprob] = []
+        parts = []
         for first in range(0, len(followers), LOGIT_ROWS):
             logits = self._decoder.logits(hidden[first : first + LOGIT_ROWS])
-            next_tokens = torch.tensor(followers[first : first + LOGIT_ROWS], device=self._device)
-            scored.extend(self._sampler.prompt_logprobs(logits, next_tokens, alternatives))
-        return tuple(scored)
+            next_tokens = torch.tensor(followers[first : first + LOGIT_ROWS]).to(self._device, non_blocking=True)
+            parts.append(self._sampler.score(logits, next_tokens, alternatives))
+        return PromptScores(tuple(parts))

@@ -1,4 +1,8 @@
-"""The sampler: every slot's sampling parameters and token counts on the device, and the draw of a step's tokens."""
+"""The sampler: every slot's sampling parameters and token counts on the device, and the draw of a step's tokens.
+
+The runner calls `draw_at` once a step, right behind the model (whose logits may lie in a captured graph's static buffer, so
+they are only read) and never waits: what is drawn goes to the host by `Drawn.to_host`, and to the next step by `next_tokens`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from headrace.kernels.sample import Features, SlotState, sample, top_logprobs
 from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_ONCE, IN_PROMPT
+from headrace.runner.scores import TokenScores
 from headrace.types import Admission, Request, TokenLogprob
 
 _COLDEST = 1e-30
@@ -17,30 +22,31 @@ _COLDEST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnLogprobs:
-    """Log-probabilities of the rows of a draw that asked for them, still on the device; N such rows, K the most asked for."""
-
-    rows: tuple[int, ...]  # N rows of the draw
-    counts: tuple[int, ...]  # N alternatives that each asked for
-    tokens: Tensor  # [N]
-    chosen: Tensor  # [N]
-    values: Tensor  # [N, K]
-    ids: Tensor  # [N, K]
-
-
-@dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens of a draw, [R] int64 on the device, and the log-probabilities that its rows asked for, if any did."""
+    """Tokens of a draw, [R] int64, and the log-probabilities of its `scored` rows, which asked for them, if any did."""
 
     tokens: Tensor
-    logprobs: DrawnLogprobs | None
+    scored: tuple[int, ...] = ()
+    scores: TokenScores | None = None
+
+    def to_host(self) -> Drawn:
+        """Copies that may be read once the device has come this far."""
+        scores = self.scores and self.scores.to_host()
+        return Drawn(self.tokens.to("cpu", non_blocking=True), self.scored, scores)
+
+    def logprobs(self) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """For each row its one TokenLogprob with as many alternatives as it asked for, or nothing. Waits for a device."""
+        found: list[tuple[TokenLogprob, ...]] = [()] * self.tokens.shape[0]
+        for row, entry in zip(self.scored, self.scores.read() if self.scores else (), strict=True):
+            found[row] = (entry,)
+        return tuple(found)
 
 
 class Sampler:
     """Owns the per-slot memory of `slots` sequences (`plan.sampler_memory.sampler_bytes` of it) and draws their tokens.
 
-    next_tokens: [slots] int64, each slot's newest drawn token, which is the input of its next step. Only `Drawn`'s
-    reading waits for the device. Marks (counts) are kept for the slots whose parameters need them.
+    next_tokens: [slots] int64, each slot's newest drawn token, which is the input of its next step. Nothing here waits for the
+    device. Marks (counts) are kept for the slots whose parameters need them.
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -65,25 +71,19 @@ class Sampler:
 
         slots: R different slots. positions: of the tokens being drawn, which with the seed decide the noise.
         """
-        features = [self._features[slot] for slot in slots]
         where = self._upload([slots, positions])  # [2, R]
-        tokens = sample(logits, self.state, where[0], where[1], features)
-        self._count(where[0], tokens, slots, features)
-        return Drawn(tokens, self._drawn_logprobs(logits, tokens, slots))
+        return self.draw_at(logits, slots, where[0], where[1])
 
-    def logprobs(self, drawn: Drawn) -> tuple[tuple[TokenLogprob, ...], ...]:
-        """For each row of a draw its one TokenLogprob with as many alternatives as it asked for, or nothing. Waits."""
-        found: list[tuple[TokenLogprob, ...]] = [()] * drawn.tokens.shape[0]
-        if drawn.logprobs is not None:
-            lp = drawn.logprobs
-            for row, entry in zip(lp.rows, _to_host(lp.tokens, lp.chosen, lp.values, lp.ids, lp.counts), strict=True):
-                found[row] = (entry,)
-        return tuple(found)
+    def draw_at(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Drawn:
+        """As `draw`, with the slots also on the device, as `where` [R] int64, and the positions [R] int64 only there."""
+        features = [self._features[slot] for slot in slots]
+        tokens = sample(logits, self.state, where, positions, features)
+        self._count(where, tokens, slots, features)
+        return Drawn(tokens, *self._scores(logits, tokens, slots))
 
-    def prompt_logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> tuple[TokenLogprob, ...]:
-        """Of the prompt tokens [N] int64 that follow the positions of logits [N, V], with k alternatives. Waits."""
-        tokens = tokens.to(self.device)
-        return _to_host(tokens, *top_logprobs(logits, tokens, k), (k,) * tokens.shape[0])
+    def score(self, logits: Tensor, tokens: Tensor, k: int) -> TokenScores:
+        """Log-probabilities of tokens [N] int64 under logits [N, V], with k alternatives to each."""
+        return TokenScores(tokens, *top_logprobs(logits, tokens, k), (k,) * tokens.shape[0])
 
     def _install(self, admission: Admission) -> None:
         slot, request, p = admission.slot, admission.request, admission.request.params
@@ -97,7 +97,7 @@ class Sampler:
         seed = (request.seed + 2**63) % 2**64 - 2**63
         self.state.integers[slot] = self._upload([seed, min(p.top_k, self.vocab_size), p.min_tokens, len(admission.output)])
         self.state.numbers[slot] = self._upload(numbers, torch.float64)
-        self._set_bias(slot, _in_vocabulary(p.logit_bias, self.vocab_size), p.logit_bias)
+        self._set_bias(slot, _biased(p.logit_bias, self.vocab_size), p.logit_bias)
         self._set_marks(admission)
 
     def _set_bias(self, slot: int, tokens: Sequence[int], bias: Mapping[int, float]) -> None:
@@ -125,15 +125,16 @@ class Sampler:
                 if self._held_draws[slot] == 0:
                     self._features[slot] = replace(self._features[slot], held_open=False)
 
-    def _drawn_logprobs(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> DrawnLogprobs | None:
+    def _scores(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> tuple[tuple[int, ...], TokenScores | None]:
+        """(the rows that asked for log-probabilities, theirs)."""
         asked = [(row, k) for row, slot in enumerate(slots) if (k := self._logprobs[slot]) is not None]
         if not asked:
-            return None
+            return (), None
         rows, counts = zip(*asked, strict=True)
         if len(rows) < len(slots):
             where = self._upload(rows)
             logits, tokens = logits[where], tokens[where]
-        return DrawnLogprobs(rows, counts, tokens, *top_logprobs(logits, tokens, max(counts)))
+        return rows, TokenScores(tokens, *top_logprobs(logits, tokens, max(counts)), counts)
 
     def _upload(self, values: Sequence[object], dtype: torch.dtype = torch.int64) -> Tensor:
         """Host numbers on the device, without waiting for it."""
@@ -143,6 +144,11 @@ class Sampler:
 def _in_vocabulary(tokens: Iterable[int], vocab_size: int) -> list[int]:
     """Of any tokens each one once, without those that the model has no logit for, which no draw could return."""
     return [token for token in dict.fromkeys(tokens) if token < vocab_size]
+
+
+def _biased(bias: Mapping[int, float], vocab_size: int) -> list[int]:
+    """The tokens that logit_bias really changes."""
+    return [token for token in _in_vocabulary(bias, vocab_size) if bias[token] != 0]
 
 
 def _ends(request: Request, vocab_size: int) -> list[int]:
@@ -155,15 +161,8 @@ def _features_of(request: Request, vocab_size: int) -> Features:
         greedy=p.temperature == 0,
         top_k=min(p.top_k, vocab_size),
         nucleus=p.top_p < 1,
-        bias_entries=len(_in_vocabulary(p.logit_bias, vocab_size)),
+        bias_entries=len(_biased(p.logit_bias, vocab_size)),
         penalised=(p.presence_penalty, p.frequency_penalty, p.repetition_penalty) != (0, 0, 1),
         held_open=p.min_tokens > 0 and bool(_ends(request, vocab_size)),
     )
 
-
-def _to_host(
-    tokens: Tensor, chosen: Tensor, values: Tensor, ids: Tensor, counts: Sequence[int]
-) -> tuple[TokenLogprob, ...]:
-    """Rows [N] and their K alternatives as messages, row n with its first counts[n] alternatives."""
-    rows = zip(tokens.tolist(), chosen.tolist(), values.tolist(), ids.tolist(), counts, strict=True)
-    return tuple(TokenLogprob(t, lp, tuple(zip(i, v, strict=True))[:k]) for t, lp, v, i, k in rows)
