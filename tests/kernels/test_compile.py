@@ -11,7 +11,7 @@ from headrace.kernels.variant import SHARED_BYTES, TARGETS
 
 pytest.importorskip("triton", reason="Triton has no build for this system")
 
-VARIANTS = {f"{op}-{variant.name}": variant for op in TRITON_OPS for variant in module(op, "triton").VARIANTS}
+VARIANTS = {f"{op}-{variant.name}": variant for op in TRITON_OPS for variant in getattr(module(op, "triton"), "VARIANTS", ())}
 NARROW = {name: variant for name, variant in VARIANTS.items() if set(variant.targets) != set(TARGETS)}
 EIGHT_OR_FOUR_BIT_MMA = re.compile(r"^\s*(wgmma\.)?mma[.\w:]*\.(e4m3|e5m2|e2m1)", re.MULTILINE)
 

@@ -66,7 +66,9 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
     signature = {name: variant.signature.get(name, "constexpr") for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible}
     source = ASTSource(variant.kernel, signature, dict(variant.constants), attributes)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {
+        "num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": variant.fp_fusion
+    }
     kernel = triton_compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stack = _resources(kernel.asm["cubin"])
     return Compiled(kernel.metadata.shared, registers, stack, kernel.asm["ptx"])

@@ -20,8 +20,8 @@ class Variant:
     kernel: the @triton.jit function. signature: its run-time arguments, name -> Triton type ("*bf16", "i32", "fp32"), in any
     order. constants: its tl.constexpr arguments, name -> value. Together they name every argument. aligned: arguments that
     Triton will find divisible by 16 at run time (pointers from PyTorch's allocator and whole widths are); None means every
-    pointer. targets: compute capabilities that it runs on; only fp8 and fp4 tensor-core variants may leave some out, and say
-    why in `without`.
+    pointer. fp_fusion: as the launch's enable_fp_fusion. targets: compute capabilities that it runs on; only fp8 and fp4
+    tensor-core variants may leave some out, and say why in `without`.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Variant:
     num_stages: int = 2
     targets: tuple[int, ...] = TARGETS
     aligned: tuple[str, ...] | None = None
+    fp_fusion: bool = True
     without: str = ""
 
     @property

@@ -8,6 +8,11 @@ Otherwise z = (x - max x) / temperature, and of the tokens ranked by (z downward
     min_p keeps z >= log(min_p);
 the token drawn is the one with the largest z + gumbel(seed, position, token). Computed in the logits' type; masses in float64.
 A row's token depends on nothing but its own logits, parameters, marks and position. On a GPU nothing here waits for it.
+
+Two ways to draw. `sample` is told by the host what each row wants. `draw_on_device` launches the same kernels on the same
+shapes whatever the rows want and reads it from their slots, so that a CUDA graph captured once serves every batch of as many
+rows. It is right for rows that satisfy `draws_on_device`: the host asks that of a batch before it replays the graph, and
+otherwise leaves the logits to `sample`.
 """
 
 from __future__ import annotations
@@ -18,12 +23,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.sample.adjust import adjust_
 from headrace.kernels.sample.draw import draw_greedy, draw_head, draw_nucleus, draw_whole
 from headrace.kernels.sample.logprobs import LOWEST_LOGPROB, top_logprobs
 from headrace.kernels.sample.slots import Features, RowParams, SlotState
 
-__all__ = ["LOWEST_LOGPROB", "Features", "SlotState", "sample", "top_logprobs"]
+__all__ = [
+    "DEVICE_TOP_K", "LOWEST_LOGPROB", "Features", "SlotState", "draw_on_device", "draws_on_device", "sample", "top_logprobs",
+]
+
+DEVICE_TOP_K = 64
+"""The largest top_k that `draw_on_device` draws from."""
 
 _CPU_CACHE_ELEMENTS = 2**16
 _GPU_BLOCK_ELEMENTS = 2**23
@@ -36,14 +47,53 @@ def sample(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, f
 
     features: one for each row, saying what the parameters in its slot switch on. Logits are left as they are.
     """
+    if runs_triton(logits):
+        return _sample_on_device(logits, state, slots, positions, features)
     if all(f.greedy and not f.adjusts for f in features):
         return draw_greedy(logits)
+    return _sample_by_ways(logits, state, slots, positions, features)
+
+
+def _sample_on_device(
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features]
+) -> Tensor:
+    """All rows by the kernels, then those again that the kernels do not draw."""
+    drawn = draw_on_device(logits, state, slots, positions)
+    rest = [row for row, f in enumerate(features) if not draws_on_device(f)]
+    if rest:
+        rows, company = _upload(rest, logits.device), [features[row] for row in rest]
+        drawn[rows] = _sample_by_ways(logits[rows], state, slots[rows], positions[rows], company)
+    return drawn
+
+
+def _sample_by_ways(
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features]
+) -> Tensor:
     logits = _adjusted(logits, state, slots, features)
     params = RowParams.gather(state, slots, logits.dtype)
     drawn = torch.empty_like(slots)
     for rows, draw in _shares(logits, features):
         drawn[rows] = draw(logits[rows], params.take(rows), positions[rows])
     return drawn
+
+
+def draws_on_device(f: Features) -> bool:
+    """Whether `draw_on_device` draws a row of these features: greedy, a small top_k, or neither top_k nor top_p."""
+    return f.greedy or 0 < f.top_k <= DEVICE_TOP_K or not (f.top_k or f.nucleus)
+
+
+def draw_on_device(
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, next_tokens: Tensor | None = None
+) -> Tensor:
+    """`sample` for rows that satisfy `draws_on_device`, on a CUDA device, without the host knowing what they want.
+
+    logits [R, V] float32, slots and positions [R] int64 -> [R] int64. With next_tokens [S] int64, each row's token is also
+    put there at its slot, counted as generated, and marked where penalties count it. Slots may repeat only where the
+    results are ignored (padding). Takes 4 V / 64 + 8 V / 4,096 + 520 bytes of workspace a row (16.5 KB for 248,320 tokens).
+    """
+    from headrace.kernels.sample import triton
+
+    return triton.draw(logits, state, slots, positions, next_tokens)
 
 
 def _adjusted(logits: Tensor, state: SlotState, slots: Tensor, features: Sequence[Features]) -> Tensor:

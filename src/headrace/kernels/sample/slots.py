@@ -22,7 +22,8 @@ class SlotState:
     integers: [S, 4] int64: seed, top_k (0 is off), min_tokens, tokens generated so far.
     numbers: [S, 6] float64, independent of the logits' dtype: temperature (0 is greedy), top_p, min_p, presence,
     frequency and repetition penalty.
-    bias_tokens, bias_values: [S, MAX_LOGIT_BIAS] int64, float64; unused entries are token 0 with 0.0, which changes nothing.
+    bias_tokens, bias_values: [S, MAX_LOGIT_BIAS] int64, float64: used entries first, none of them 0.0, each token once; then
+    token 0 with 0.0, which changes nothing and ends the list.
     marks: [S, V] int32: IN_PROMPT, ENDS_MESSAGE (EOS and stop ids), and GENERATED_ONCE for each time it was generated.
     """
 
