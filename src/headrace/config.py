@@ -35,7 +35,9 @@ class EngineConfig:
         None, "Most sequences that run at once; 64 if not given, fewer if their states would take over half of the cache.",
         metavar="N"
     )
-    chunk_tokens: int = setting(1024, "Most prompt tokens computed in one step; longer prompts are cut into chunks.", metavar="N")
+    chunk_tokens: int = setting(
+        1024, "Most prompt tokens computed in one step; longer prompts are cut into chunks.", metavar="N"
+    )
     page_tokens: int = setting(16, "Tokens in a KV page.", metavar="N")
     kv_dtype: str = setting("auto", "Type of cached keys and values; auto is the activations' type.", choices=KV_DTYPES)
     state_dtype: str = setting(

@@ -14,11 +14,10 @@ from headrace.config import EngineConfig, from_settings
 from headrace.engine.build import build_engine
 from headrace.engine.collector import Collector
 from headrace.engine.interrupt import DeferredInterrupt
+from headrace.engine.model_source import find_model, find_tokenizer
 from headrace.engine.requests import build_requests
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.engine.tokenizer import Tokenizer
 from headrace.errors import HeadraceError, RequestError
-from headrace.plan.checkpoint import identify, open_checkpoint
-from headrace.plan.demo import demo_model_path
 from headrace.types import Completion, EngineInfo, SamplingParams, TokenEvent
 
 Prompt = str | Sequence[int]
@@ -35,8 +34,8 @@ class LLM:
         self, model: str | os.PathLike[str] | None = None, *, device: str = "auto", dtype: str = "auto", **settings: Any
     ) -> None:
         config: EngineConfig = from_settings(EngineConfig, {"device": device, "dtype": dtype, **settings})
-        found = identify(open_checkpoint(demo_model_path() if model is None else Path(model)))
-        self.tokenizer: Tokenizer = load_tokenizer(found.checkpoint.path)
+        found = find_model(None if model is None else Path(model), config)
+        self.tokenizer: Tokenizer = find_tokenizer(found, config)
         built = build_engine(found, config, None)
         self.info: EngineInfo = built.info
         self._core = built.core

@@ -16,19 +16,19 @@ from headrace.commands.sizes import size
 from headrace.commands.tensor_classes import tensor_classes
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.chat import ChatTemplate
+from headrace.engine.model_source import find_model, find_tokenizer
 from headrace.engine.process import EngineProcess
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.engine.tokenizer import Tokenizer
 from headrace.errors import ConfigError
-from headrace.plan.checkpoint import Model, identify, open_checkpoint
-from headrace.plan.demo import demo_model_path
+from headrace.plan.checkpoint import Model
 from headrace.server.serve import Service, run
 from headrace.types import EngineInfo
 
 
 def serve(path: Path | None, engine: EngineConfig, server: ServerConfig) -> int:
     """Serve until a signal; returns the exit code. Raises CheckpointError or ConfigError for what can never be served."""
-    model = identify(open_checkpoint(path or demo_model_path()))
-    tokenizer = load_tokenizer(model.checkpoint.path)
+    model = find_model(path, engine)
+    tokenizer = find_tokenizer(model, engine)
     template = chat_template(server, tokenizer)
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     log_to_stderr()

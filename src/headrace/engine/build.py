@@ -9,11 +9,12 @@ from pathlib import Path
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
+from headrace.engine.model_source import find_model
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware, detect
 from headrace.models.spec import WeightMap
 from headrace.plan.budget import Budget, make_budget
-from headrace.plan.checkpoint import Model, identify, open_checkpoint
+from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.scheduler.scheduler import Scheduler
@@ -31,12 +32,12 @@ class BuiltEngine:
 
 
 def load_engine(path: Path, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
-    """The engine of the checkpoint at `path`. Raises CheckpointError and ConfigError."""
-    return build_engine(identify(open_checkpoint(path)), config, progress)
+    """The engine of the checkpoint at `path`, which random weights need not have. Raises CheckpointError and ConfigError."""
+    return build_engine(find_model(None if config.random_weights else path, config), config, progress)
 
 
 def build_engine(model: Model, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
-    """Allocate all that the budget says and load the weights; progress(done_bytes, total_bytes) follows them.
+    """Allocate all that the budget says and load or make the weights; progress(done_bytes, total_bytes) follows them.
 
     Raises ConfigError when the settings cannot work or the memory runs out, CheckpointError when weights cannot be read.
     """
@@ -60,11 +61,15 @@ def _build_core(
 
     from headrace.loader import load_weights
     from headrace.models.decoder import build_decoder
+    from headrace.random_weights import make_weights
     from headrace.runner.runner import Runner
 
     place = torch.device(hardware.kind)
     decoder = build_decoder(model.spec, dtype=getattr(torch, dtypes.compute), device=place)
-    load_weights(model, decoder, progress)
+    if config.random_weights:
+        make_weights(decoder)
+    else:
+        load_weights(model, decoder, progress)
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
     )
@@ -80,7 +85,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware) -> EngineInfo:
     return EngineInfo(
-        model=os.path.abspath(model.checkpoint.path),
+        model=f"{config.random_weights}, random" if config.random_weights else os.path.abspath(model.checkpoint.path),
         device=hardware.kind,
         dtype=dtypes.compute,
         context=budget.context,

@@ -32,7 +32,7 @@ def spec(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def weights(spec: ModelSpec, names: Collection[str]) -> WeightMap:
+def weights(spec: ModelSpec, names: Collection[str] | None) -> WeightMap:
     """Raises CheckpointError naming a tensor that is missing, or one that the model does not have."""
     mapping = TensorMapping(names)
     map_decoder(mapping, spec, "model.")

@@ -9,10 +9,10 @@ from headrace.models.spec import AttentionSpec, GatedDeltaSpec, MlpSpec, ModelSp
 
 
 class TensorMapping:
-    """Collects where a checkpoint's tensors go. `names` are those that the checkpoint has."""
+    """Collects where a checkpoint's tensors go. `names` are those that it has; None: whatever the model asks for."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._left = set(names)
+    def __init__(self, names: Collection[str] | None) -> None:
+        self._left = None if names is None else set(names)
         self._weights: list[Weight] = []
         self._kept: tuple[str, ...] = ()
         self._left_out: list[tuple[str, tuple[str, ...]]] = []
@@ -21,9 +21,10 @@ class TensorMapping:
         self, source: str, target: str, *shape: int, offset: int = 0, transform: Transform = "none", wide: bool = False
     ) -> None:
         """`source` must be there. Raises CheckpointError naming it."""
-        if source not in self._left:
+        if self._left is not None and source not in self._left:
             raise CheckpointError(f"tensor '{source}' is missing from the checkpoint")
-        self._left.remove(source)
+        if self._left is not None:
+            self._left.remove(source)
         self._weights.append(Weight(source, target, shape, offset, transform, wide))
 
     def stack(self, target: str, inputs: int, parts: tuple[tuple[str, int], ...]) -> None:
@@ -50,8 +51,9 @@ class TensorMapping:
             self._left_out.append((reason, found))
 
     def _under(self, prefix: str, suffix: str = "") -> tuple[str, ...]:
-        found = tuple(sorted(n for n in self._left if n.startswith(prefix) and n.endswith(suffix)))
-        self._left.difference_update(found)
+        found = tuple(sorted(n for n in self._left or () if n.startswith(prefix) and n.endswith(suffix)))
+        if self._left is not None:
+            self._left.difference_update(found)
         return found
 
     def finish(self) -> WeightMap:

@@ -49,7 +49,7 @@ def _windows(fields: Fields) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def weights(spec: ModelSpec, names: Collection[str]) -> WeightMap:
+def weights(spec: ModelSpec, names: Collection[str] | None) -> WeightMap:
     """Raises CheckpointError naming a tensor that is missing, or one that the model does not have."""
     mapping = TensorMapping(names)
     map_decoder(mapping, spec, "model.")

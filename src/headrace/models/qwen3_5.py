@@ -68,10 +68,10 @@ def _layer_types(fields: Fields) -> tuple[str, ...]:
     return types
 
 
-def weights(spec: ModelSpec, names: Collection[str]) -> WeightMap:
+def weights(spec: ModelSpec, names: Collection[str] | None) -> WeightMap:
     """Raises CheckpointError naming a tensor that is missing, or one that the model does not have."""
     mapping = TensorMapping(names)
-    multimodal = any(name.startswith("model.language_model.") for name in names)
+    multimodal = any(name.startswith("model.language_model.") for name in names or ())
     map_decoder(mapping, spec, "model.language_model." if multimodal else "model.")
     mapping.keep("mtp.")
     mapping.leave_out("vision tower", prefix="model.visual.")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.models import declaration_for
+from headrace.models.spec import ModelSpec, WeightMap
+from headrace.plan.checkpoint import Checkpoint, Model, TensorHeader
 
 _QWEN38_27B_TEXT: Mapping[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -32,7 +37,30 @@ _QWEN38_27B_TEXT: Mapping[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
 
-SHAPES: Mapping[str, Mapping[str, Any]] = {"qwen3.8-27b": _QWEN38_27B_TEXT}
+_SMOLLM2_135M: Mapping[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+}
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {"qwen3.8-27b": _QWEN38_27B_TEXT, "smollm2-135m": _SMOLLM2_135M}
+FORMATS = ("bf16",)
+"""Weight formats that a shape may be asked for in; the first is what it is without one."""
 
 
 def shape(name: str) -> Mapping[str, Any]:
@@ -40,3 +68,21 @@ def shape(name: str) -> Mapping[str, Any]:
     if name not in SHAPES:
         raise ConfigError(f"no model is declared under the name {name!r}; there are {', '.join(SHAPES)}")
     return SHAPES[name]
+
+
+def declared_model(text: str) -> Model:
+    """What a checkpoint of "NAME" or "NAME:FORMAT" would hold, without a file: headers only, and no weights.
+
+    Raises ConfigError for a name or a format that there is not.
+    """
+    name, _, given = text.partition(":")
+    format = given or FORMATS[0]
+    if format not in FORMATS:
+        raise ConfigError(f"there is no weight format {format!r}; there are {', '.join(FORMATS)}")
+    config = shape(name)
+    declaration = declaration_for(config["model_type"])
+    spec: ModelSpec = declaration.spec(config)
+    weight_map: WeightMap = declaration.weights(spec, None)
+    path = Path(name)
+    tensors = {w.source: TensorHeader(path, "BF16", w.shape, 0, 2 * prod(w.shape)) for w in weight_map.weights}
+    return Model(Checkpoint(path, "hf", config, tensors), spec, weight_map)

@@ -1,0 +1,40 @@
+"""Weights for a declared shape without a checkpoint, made where the parameters are: for benchmarks of speed and memory."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headrace.layers.norm import RmsNorm
+
+
+@torch.no_grad()
+def make_weights(decoder: nn.Module, seed: int = 0) -> None:
+    """Fill every parameter, the same on a device each time, so that activations keep their scale through the layers.
+
+    Matrices are normal over the square root of their inputs. Norms multiply by about one, and decays are in the range of
+    trained models: a_log gives rates of 1 to 7, dt_bias steps about 0.05.
+    """
+    centres = {f"{name}.weight": 1 - layer.offset for name, layer in decoder.named_modules() if isinstance(layer, RmsNorm)}
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, parameter in decoder.named_parameters():
+        generator = generators.setdefault(parameter.device, torch.Generator(parameter.device).manual_seed(seed))
+        if name in centres:
+            parameter.data.normal_(centres[name], 0.1, generator=generator)
+        else:
+            _fill(name, parameter.data, generator)
+
+
+def _fill(name: str, data: Tensor, generator: torch.Generator) -> None:
+    if name.endswith("a_log"):
+        data.uniform_(0.0, 2.0, generator=generator)
+    elif name.endswith("dt_bias"):
+        data.normal_(-3.0, 0.5, generator=generator)
+    elif name.endswith("norm_weight"):  # of the gated norm, which multiplies by it as it is
+        data.normal_(1.0, 0.1, generator=generator)
+    elif data.ndim == 1:
+        data.normal_(0.0, 0.1, generator=generator)
+    else:
+        data.normal_(0.0, 1 / math.sqrt(data.shape[-1]), generator=generator)

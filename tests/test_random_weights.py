@@ -1,0 +1,102 @@
+"""A declared shape with random weights: the engine without a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace import LLM, SamplingParams
+from headrace.config import EngineConfig
+from headrace.engine.build import load_engine
+from headrace.engine.byte_tokenizer import byte_tokenizer
+from headrace.engine.chat import ChatTemplate
+from headrace.engine.process import EngineProcess
+from headrace.engine.requests import build_requests
+from headrace.errors import ConfigError
+from headrace.models.decoder import build_decoder
+from headrace.plan.budget import weight_bytes
+from headrace.plan.shapes import SHAPES, declared_model
+from headrace.random_weights import make_weights
+
+SMALL = {"device": "cpu", "context": 256, "max_seqs": 2}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_declared_model_is_what_the_decoder_has(name: str):
+    model = declared_model(name)
+    with torch.device("meta"):
+        decoder = build_decoder(model.spec, dtype=torch.bfloat16, device=torch.device("meta"))
+    bytes_of = {n: p.numel() * p.element_size() for n, p in decoder.named_parameters()}
+    assert sum(bytes_of.values()) == weight_bytes(model.weight_map, "bfloat16")
+    assert {w.target for w in model.weight_map.weights} == bytes_of.keys()
+
+
+def test_the_published_parameter_counts():
+    def parameters(name: str) -> int:
+        return sum(t.nbytes // 2 for t in declared_model(name).checkpoint.tensors.values())
+
+    assert round(parameters("qwen3.8-27b") / 1e9, 2) == 26.90  # its text model
+    assert round(parameters("smollm2-135m") / 1e6, 1) == 134.5
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(random_weights="smollm2-135m:bf16", **SMALL) as engine:
+        yield engine
+
+
+def test_it_generates_and_the_weights_are_the_same_each_time(llm: LLM):
+    params = SamplingParams(seed=1, max_tokens=8, logprobs=0, ignore_eos=True)
+    (first,) = llm.generate("hello", params)
+    assert first.prompt_tokens == 5 and len(first.tokens) == 8
+    assert len(set(first.tokens)) > 1 and all(-20 < p.logprob < 0 for p in first.logprobs or ())
+    with LLM(random_weights="smollm2-135m", **SMALL) as again:
+        assert again.generate("hello", params) == [first]
+    assert "random" in llm.info.model
+
+
+async def test_a_process_of_its_own_serves_it(llm: LLM):
+    config = EngineConfig(random_weights="smollm2-135m", **SMALL)
+    tokenizer = byte_tokenizer()
+    params = SamplingParams(seed=1, max_tokens=4, ignore_eos=True)
+    engine = await EngineProcess.start("smollm2-135m", config, max_queue=4)
+    try:
+        (request,) = build_requests("r", tokenizer.encode("hello"), params, engine.info, tokenizer.eos_ids, 0.0)
+        tokens = tuple([token async for event in engine.submit(request) for token in event.tokens])
+    finally:
+        await engine.close()
+    assert tokens == llm.generate("hello", params)[0].tokens
+
+
+def test_activations_keep_their_scale():
+    spec = declared_model("smollm2-135m").spec
+    decoder = build_decoder(spec, dtype=torch.float32, device=torch.device("cpu"))
+    make_weights(decoder)
+    norms = [p for n, p in decoder.named_parameters() if n.endswith("norm.weight")]
+    assert all(abs(float(p.mean()) - 1) < 0.05 for p in norms)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no model is declared under the name 'qwen9'; there are qwen3.8-27b, smollm2-135m"):
+        LLM(random_weights="qwen9")
+    with pytest.raises(ConfigError, match="no weight format 'int1'"):
+        LLM(random_weights="smollm2-135m:int1")
+    with pytest.raises(ConfigError, match="exclude a model"):
+        LLM(tmp_path, random_weights="smollm2-135m")
+    with pytest.raises(ConfigError, match="no model is declared"):
+        load_engine(tmp_path, EngineConfig(random_weights="qwen9"), None)
+
+
+def test_bytes_are_tokens_and_back():
+    tokenizer = byte_tokenizer()
+    text = "héllo <|im_end|> 你好\n"
+    ids = tokenizer.encode(text)
+    assert len(ids) == len("héllo ".encode()) + 1 + len(" 你好\n".encode())
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert tokenizer.eos_ids == (2,) and tokenizer.special_ids == {0, 1, 2}
+    template = ChatTemplate(tokenizer.chat_template or "", tokenizer)
+    rendered = template.render([{"role": "user", "content": "hi"}])
+    assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
