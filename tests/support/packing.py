@@ -110,7 +110,7 @@ def make_pools(
     group_of = {layer: group.index for group in cache_groups(spec) for layer in group.layers}
     keys, values = ([poisoned(pages, page_tokens, m.kv_heads, m.head_dim) if isinstance(m, AttentionSpec) else None
                      for m in mixers] for _ in range(2))
-    states = [poisoned(slots, m.value_heads, m.key_dim, m.value_dim, of=state_dtype) if isinstance(m, GatedDeltaSpec) else None
+    states = [poisoned(slots, m.value_heads, m.value_dim, m.key_dim, of=state_dtype) if isinstance(m, GatedDeltaSpec) else None
               for m in mixers]
-    tails = [poisoned(slots, m.conv_channels, m.conv_width - 1) if isinstance(m, GatedDeltaSpec) else None for m in mixers]
+    tails = [poisoned(slots, m.conv_width - 1, m.conv_channels) if isinstance(m, GatedDeltaSpec) else None for m in mixers]
     return Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), tuple(group_of.get(i) for i in range(len(mixers))))

@@ -30,9 +30,9 @@ class Batch:
 class Pools:
     """Preallocated memory of all sequences. Indexed by layer; a layer without the kind holds None.
 
-    keys, values: [pages, page_tokens, kv_heads, head_dim] of the layer's cache group. states: S as [slots, value_heads,
-    key_dim, value_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first, [slots, conv_channels,
-    conv_width - 1]. group_of: the layer's cache group.
+    keys, values: [pages, page_tokens, kv_heads, head_dim] of the layer's cache group. states: S transposed, [slots,
+    value_heads, value_dim, key_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first,
+    [slots, conv_width - 1, conv_channels]. group_of: the layer's cache group.
     """
 
     keys: tuple[Tensor | None, ...]

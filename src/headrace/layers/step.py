@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headrace.kernels.paged_attention import PagedRows, plan_rows
-from headrace.kernels.rows import RowGroup, group_rows
+from headrace.kernels.rows import PackedRows
 from headrace.layers.batch import Batch, Pools
 from headrace.layers.rope import angles
 from headrace.models.spec import RopeSpec
@@ -18,13 +18,13 @@ from headrace.models.spec import RopeSpec
 class Step:
     """A batch, its pools, and what follows from them for every layer.
 
-    row_groups: rows of equal length, for recurrent layers. paged_rows: for each cache group, where its keys lie.
+    rows: what recurrent layers need of the rows' lengths. paged_rows: for each cache group, where its keys lie.
     rotary: (cos, sin) [T, 1, rotary_dims / 2] of each kind of rotary embedding in the model.
     """
 
     batch: Batch
     pools: Pools
-    row_groups: tuple[RowGroup, ...]
+    rows: PackedRows
     paged_rows: tuple[PagedRows, ...]
     rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
 
@@ -39,6 +39,6 @@ def prepare_step(
         for group, table in enumerate(batch.page_tables)
     )
     return Step(
-        batch, pools, group_rows(batch.host_row_tokens, hidden.device), planned,
+        batch, pools, PackedRows(batch.host_row_tokens, hidden.device), planned,
         {spec: angles(batch.positions, f, hidden.dtype) for spec, f in freqs.items()},
     )

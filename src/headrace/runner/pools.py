@@ -36,8 +36,8 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
         elif isinstance(mixer, GatedDeltaSpec):
             keys.append(None)
             values.append(None)
-            states.append(_zeros((layout.pool_slots, mixer.value_heads, mixer.key_dim, mixer.value_dim), state_type, device))
-            tails.append(_zeros((layout.pool_slots, mixer.conv_channels, mixer.conv_width - 1), tail_type, device))
+            states.append(_zeros((layout.pool_slots, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type, device))
+            tails.append(_zeros((layout.pool_slots, mixer.conv_width - 1, mixer.conv_channels), tail_type, device))
     groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
     return Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups)
 

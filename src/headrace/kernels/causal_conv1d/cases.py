@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.kernels.rows import group_rows
+from headrace.kernels.rows import PackedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     rng = torch.Generator().manual_seed(sum(map(ord, case.name)))
     x = torch.randn(sum(case.rows), case.channels, generator=rng).to(dtype)
     weight = torch.randn(case.channels, case.width, generator=rng).to(dtype)
-    tails = torch.randn(len(case.rows) + 2, case.channels, case.width - 1, generator=rng).to(dtype)
+    tails = torch.randn(len(case.rows) + 2, case.width - 1, case.channels, generator=rng).to(dtype)
     slots = torch.randperm(len(tails), generator=rng)[: len(case.rows)]
     return {"x": x, "weight": weight, "tails": tails, "slots": slots, "rows": case.rows}
 
 
 def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
     x, tails = given["x"], given["tails"]
-    out = op.causal_conv1d(x, given["weight"], tails, given["slots"], group_rows(given["rows"], x.device))
+    out = op.causal_conv1d(x, given["weight"], tails, given["slots"], PackedRows(given["rows"], x.device))
     return out, tails
 
 
@@ -49,10 +49,10 @@ def slow(*, x: Tensor, weight: Tensor, tails: Tensor, slots: Tensor, rows: tuple
     out, after, token, width = torch.empty(x.shape, dtype=torch.float64), tails.double().clone(), 0, weight.shape[1]
     for slot, count in zip(slots.tolist(), rows, strict=True):
         for c in range(x.shape[1]):
-            line = [*tails[slot, c].tolist(), *x[token : token + count, c].tolist()]
+            line = [*tails[slot, :, c].tolist(), *x[token : token + count, c].tolist()]
             for t in range(count):
                 y = sum(line[t + w] * float(weight[c, w]) for w in range(width))
                 out[token + t, c] = y / (1 + math.exp(-y))
-            after[slot, c] = torch.tensor(line[count:], dtype=torch.float64)
+            after[slot, :, c] = torch.tensor(line[count:], dtype=torch.float64)
         token += count
     return out, after

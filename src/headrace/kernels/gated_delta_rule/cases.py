@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.precision import accumulation_dtype
-from headrace.kernels.rows import group_rows
+from headrace.kernels.rows import PackedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "v": draw(tokens, heads, case.value_dim).to(dtype),
         "a": draw(tokens, heads).to(dtype), "b": draw(tokens, heads).to(dtype),
         "a_log": draw(heads).to(wide), "dt_bias": draw(heads).to(wide),
-        "states": draw(len(case.rows) + 2, heads, case.key_dim, case.value_dim).to(wide),
+        "states": draw(len(case.rows) + 2, heads, case.value_dim, case.key_dim).to(wide),
         "slots": torch.randperm(len(case.rows) + 2, generator=rng)[: len(case.rows)], "rows": case.rows,
     }
 
 
 def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
     names = ("q", "k", "v", "a", "b", "a_log", "dt_bias", "states", "slots")
-    out = op.gated_delta_rule(*(given[n] for n in names), group_rows(given["rows"], given["v"].device))
+    out = op.gated_delta_rule(*(given[n] for n in names), PackedRows(given["rows"], given["v"].device))
     return out, given["states"]
 
 
@@ -69,10 +69,10 @@ def slow(
                 query, key = (x[t, h // ratio].double() / math.sqrt(float(x[t, h // ratio].double().square().sum()) + 1e-6)
                               for x in (q, k))
                 g = -math.exp(float(a_log[h])) * math.log1p(math.exp(float(a[t, h]) + float(dt_bias[h])))
-                state = after[slot, h] * math.exp(g)
+                state = after[slot, h].T * math.exp(g)
                 learned = (v[t, h].double() - key @ state) / (1 + math.exp(-float(b[t, h])))
                 state = state + torch.outer(key, learned)
-                after[slot, h] = state
+                after[slot, h] = state.T
                 out[t, h] = query @ state / math.sqrt(k.shape[2])
         token += count
     return out, after

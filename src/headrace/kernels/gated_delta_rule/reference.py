@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from headrace.kernels.precision import accumulation_dtype
-from headrace.kernels.rows import RowGroup
+from headrace.kernels.rows import PackedRows
 
 CHUNK_TOKENS = 64
 RECURRENT_TOKENS = 8
@@ -19,7 +17,7 @@ NORM_EPS = 1e-6
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, states: Tensor, slots: Tensor,
-    groups: Sequence[RowGroup],
+    rows: PackedRows,
 ) -> Tensor:
     wide = accumulation_dtype(v.dtype)
     ratio = v.shape[1] // k.shape[1]
@@ -29,13 +27,14 @@ def gated_delta_rule(
     beta = b.to(wide).sigmoid()
     inputs = (q, k, v.to(wide), decay, beta)
     out = torch.empty_like(v)
-    for group in groups:
+    for group in rows.groups:
         form = recurrent if group.tokens <= RECURRENT_TOKENS else chunked
         at = slots[group.rows]
-        rows = [group.take(x).transpose(1, 2) for x in inputs]  # [B, H, n, ...]
-        y, state = form(rows[0], rows[1], rows[2], rows[3], rows[4], states.index_select(0, at).to(wide))
+        block = [group.take(x).transpose(1, 2) for x in inputs]  # [B, H, n, ...]
+        state = states.index_select(0, at).to(wide).transpose(2, 3)
+        y, state = form(block[0], block[1], block[2], block[3], block[4], state)
         group.put(out, y.transpose(1, 2))
-        states.index_copy_(0, at, state.to(states.dtype))
+        states.index_copy_(0, at, state.transpose(2, 3).to(states.dtype))
     return out
 
 
