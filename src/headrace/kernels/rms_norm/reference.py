@@ -14,8 +14,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     if offset:
         scale = scale + offset
     total = x.to(wide)
-    length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)  # fewer calls than torch.rms_norm makes on a CPU
-    return (total * torch.rsqrt(length * length / x.shape[-1] + eps) * scale).to(x.dtype)
+    # One call for the sum of squares, and the rest in place: on a CPU each call of a decode step counts.
+    squares = torch.linalg.vecdot(total, total)[..., None]
+    inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (total * inverse).mul_(scale).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
