@@ -65,16 +65,17 @@ def _build_core(
     from headrace.runner.runner import Runner
 
     place = torch.device(hardware.kind)
-    decoder = build_decoder(model.spec, dtype=getattr(torch, dtypes.compute), device=place)
+    decoder = build_decoder(model.spec, dtype=getattr(torch, dtypes.compute), device=place, formats=model.formats)
     if config.random_weights:
         make_weights(decoder)
     else:
         load_weights(model, decoder, progress)
+    decoder.prepare()
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
     )
     scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
-    return EngineCore(scheduler, runner, depth=resolve_execution(config, hardware).depth)
+    return EngineCore(scheduler, runner, depth=resolve_execution(config, hardware, dtypes.compute).depth)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -94,7 +95,7 @@ def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *resolve_execution(config, hardware).notes, *budget.notes, *_unused(model.weight_map)),
+        notes=(*dtypes.notes, *resolve_execution(config, hardware, dtypes.compute).notes, *budget.notes, *_unused(model.weight_map)),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
 

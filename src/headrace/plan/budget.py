@@ -9,7 +9,7 @@ from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, ModelSpec, WeightMap
-from headrace.plan.dtypes import Dtypes, itemsize
+from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize
 from headrace.plan.execution import resolve_execution
 from headrace.plan.graph_rows import graph_bytes
 from headrace.plan.sampler_memory import sampler_bytes
@@ -47,20 +47,25 @@ class Budget:
 
 
 def weight_bytes(weights: WeightMap, dtype: Dtype) -> int:
-    """Bytes of the weights on the device: vectors (norms, decays) are kept in float32 or wider, the rest in `dtype`."""
+    """Bytes of the weights on the device: vectors (norms, decays) are kept in float32 or wider, packed weights and their scales
+    as they are stored, the rest in `dtype`.
+    """
     total = 0
     for weight in weights.weights:
         elements = 1
         for size in weight.shape:
             elements *= size
-        total += elements * (max(4, itemsize(dtype)) if len(weight.shape) == 1 else itemsize(dtype))
+        if weight.dtype is not None:
+            total += elements * (4 if weight.transform == "offset_bytes" else STORED_BYTES[weight.dtype])
+        else:
+            total += elements * (max(4, itemsize(dtype)) if len(weight.shape) == 1 else itemsize(dtype))
     return total
 
 
 def make_budget(spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes) -> Budget:
     """The budget of one engine. Raises ConfigError, with the numbers, when the settings cannot fit."""
     _check_counts(spec, config)
-    graphs = resolve_execution(config, hardware).graphs
+    graphs = resolve_execution(config, hardware, dtypes.compute).graphs
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
     fixed = _fixed_lines(spec, weights, config, dtypes, seqs, graphs=graphs)
     cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed))

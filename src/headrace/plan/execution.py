@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
-from headrace.config import EngineConfig
+from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 
@@ -18,12 +19,24 @@ class Execution:
     notes: tuple[str, ...] = ()
 
 
-def resolve_execution(config: EngineConfig, hardware: Hardware) -> Execution:
-    """Raises ConfigError for graphs without a GPU."""
+def resolve_execution(config: EngineConfig, hardware: Hardware, compute: Dtype) -> Execution:
+    """compute: the type of the activations. Raises ConfigError for graphs that were asked for and cannot be captured."""
     gpu = hardware.kind == "cuda"
-    if config.graphs == "on" and not gpu:
-        raise ConfigError("graphs on needs a CUDA device: use --graphs auto or off on a CPU")
-    graphs = gpu and config.graphs != "off"
+    graphs, why = _graphs(config, gpu, compute)
+    if config.graphs == "on" and not graphs:
+        raise ConfigError(f"--graphs on: {why}; use --graphs auto or off")
     overlapped = config.loop == "overlapped" or (config.loop == "auto" and gpu)
-    notes = (f"loop: {'overlapped' if overlapped else 'plain'}", f"graphs: {'on' if graphs else 'off'}")
+    notes = (f"loop: {'overlapped' if overlapped else 'plain'}", f"graphs: {'on' if graphs else 'off'}, {why}")
     return Execution(2 if overlapped else 1, graphs, notes)
+
+
+def _graphs(config: EngineConfig, gpu: bool, compute: Dtype) -> tuple[bool, str]:
+    if config.graphs == "off":
+        return False, "as asked for"
+    if not gpu:
+        return False, "there is no CUDA device"
+    if compute == "float64":
+        return False, "float64 is computed by references, which wait for the device"
+    if find_spec("triton") is None:
+        return False, "Triton is not installed"
+    return True, "decode steps are captured"

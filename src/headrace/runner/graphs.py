@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headrace.kernels.dispatch import runs_triton
 from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import bucket_of
 from headrace.runner.page_tables import PageTables
+from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.upload import Span, Upload
 from headrace.types import Row
 
@@ -32,54 +35,68 @@ class DecodeInputs:
     pages: Span  # [U] int64, what they become
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What graphs read and write: one buffer of logits [rows, vocab] serves them all, as does one memory pool."""
+
+    decoder: Decoder
+    pools: Pools
+    tables: PageTables
+    sampler: Sampler
+    logits: Tensor
+    context: int
+    memory: Any  # torch's handle of the pool
+
+
 class DecodeGraph:
-    """One step of `size` rows of one token, the newest of their slots: from the page updates to the logits.
+    """One step of `size` rows of one token, the newest of their slots: from the page updates to the logits, and the draw.
 
     Rows that a step lacks are padding: they compute one token in the padding slot and page, and nobody reads their logits.
+    The draw is a graph of its own, which is left out for rows that the host must help to draw.
     """
 
-    def __init__(self, size: int, tables: PageTables, context: int, device: torch.device) -> None:
+    def __init__(self, size: int, over: Captured) -> None:
         self.size = size
-        self._tables = tables
-        self._context = context
-        self._updates = size * len(tables.entries)
+        self._over, self._tables = over, over.tables
+        self._updates = size * len(over.tables.entries)
+        device = over.logits.device
         self._upload = Upload(_WORDS_PER_ROW * size + 2 * self._updates, device)
-        self._graph = torch.cuda.CUDAGraph()
         self._row_offsets = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._inputs = self._write(())
-        self.logits: Tensor
-
-    @property
-    def where(self) -> Tensor:
-        """[size] int64: the rows' slots."""
-        return self._upload.tensor(self._inputs.slots)
-
-    @property
-    def sampled(self) -> Tensor:
-        """[size] int64: positions of the tokens to draw."""
-        return self._upload.tensor(self._inputs.sampled)
-
-    def capture(self, decoder: Decoder, pools: Pools, next_tokens: Tensor, logits: Tensor, pool: Any) -> None:
-        """Record the step, with `logits` [rows, vocab] as its output and its memory in `pool`, which other graphs share."""
-        self.logits = logits[: self.size]
-
-        def step() -> None:
-            self._tables.apply(self._upload.tensor(self._inputs.updated), self._upload.tensor(self._inputs.pages))
-            hidden = decoder(self._batch(next_tokens), pools)
-            self.logits.copy_(decoder.scores(hidden))
-
-        self._write(())
         self._upload.send()
-        for _ in range(_WARM_UPS):
-            step()
-        with torch.cuda.graph(self._graph, pool=pool):
-            step()
+        self._where, self._sampled = (self._upload.tensor(span) for span in (self._inputs.slots, self._inputs.sampled))
+        self._logits = over.logits[:size]
+        self._tokens = torch.empty(size, dtype=torch.int64, device=device)
+        self._step = self._capture(self._compute)
+        self._drawing = self._capture(self._draw) if runs_triton(over.logits) else None
 
-    def replay(self, rows: tuple[Row, ...]) -> None:
-        """Run the step for `rows`, of which there are at most `size`."""
+    def replay(self, rows: tuple[Row, ...]) -> Drawn:
+        """Run the step for `rows`, of which there are at most `size`, and draw their tokens."""
         self._write(rows)
         self._upload.send()
-        self._graph.replay()
+        self._step.replay()
+        count, slots, sampler = len(rows), [row.slot for row in rows], self._over.sampler
+        if self._drawing is None or not sampler.draws_on_device(slots):
+            return sampler.draw_at(self._logits[:count], slots, self._where[:count], self._sampled[:count])
+        self._drawing.replay()
+        return sampler.drawn(self._logits[:count], self._tokens[:count], slots)
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        for _ in range(_WARM_UPS):
+            work()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._over.memory):
+            work()
+        return graph
+
+    def _compute(self) -> None:
+        at, over = self._upload.tensor, self._over
+        self._tables.apply(at(self._inputs.updated), at(self._inputs.pages))
+        hidden = over.decoder(self._batch(), over.pools)
+        self._logits.copy_(over.decoder.scores(hidden))
+
+    def _draw(self) -> None:
+        self._tokens.copy_(self._over.sampler.draw_on_device(self._logits, self._where, self._sampled))
 
     def _write(self, rows: tuple[Row, ...]) -> DecodeInputs:
         upload, spare = self._upload, self.size - len(rows)
@@ -97,11 +114,11 @@ class DecodeGraph:
             pages=upload.add(pages + [self._tables.padding_page] * idle),
         )
 
-    def _batch(self, next_tokens: Tensor) -> Batch:
+    def _batch(self) -> Batch:
         at, tables = self._upload.tensor, self._tables
         slots, positions = at(self._inputs.slots), at(self._inputs.positions)
         return Batch(
-            tokens=next_tokens[slots],
+            tokens=self._over.sampler.next_tokens[slots],
             positions=positions,
             row_offsets=self._row_offsets,
             slots=slots,
@@ -109,33 +126,32 @@ class DecodeGraph:
             page_tables=tuple(table[slots] for table in tables.entries),
             write_at=tables.write_at(slots, positions),
             host_row_tokens=(1,) * self.size,
-            host_lengths=(self._context,) * self.size,
+            host_lengths=(self._over.context,) * self.size,
         )
 
 
 class DecodeGraphs:
-    """The graphs of all sizes, over one memory pool and one buffer of logits: only one of them runs at a time."""
+    """The graphs of all sizes. pool_bytes, device_bytes: what they took of torch's memory, and of the device's in all."""
 
     def __init__(
-        self, sizes: tuple[int, ...], decoder: Decoder, pools: Pools, tables: PageTables, next_tokens: Tensor, logits: Tensor,
-        context: int,
+        self, sizes: tuple[int, ...], decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler, context: int
     ) -> None:
         self._sizes = sizes
         self._updates_per_row = len(tables.entries)
-        free_before = torch.cuda.mem_get_info()[0]
-        reserved_before = torch.cuda.memory_reserved()
-        pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[int, DecodeGraph] = {}
-        for size in reversed(sizes):  # the largest first: the smaller ones fit into its memory
-            self._graphs[size] = DecodeGraph(size, tables, context, logits.device)
-            self._graphs[size].capture(decoder, pools, next_tokens, logits, pool)
+        torch.cuda.empty_cache()
+        free_bytes, reserved_bytes = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+        logits = torch.empty(sizes[-1], sampler.vocab_size, dtype=sampler.dtype, device=sampler.device)
+        over = Captured(decoder, pools, tables, sampler, logits, context, torch.cuda.graph_pool_handle())
+        # The largest first: the smaller ones fit into its memory.
+        self._graphs = {size: DecodeGraph(size, over) for size in reversed(sizes)}
         torch.cuda.synchronize()
-        self.pool_bytes = torch.cuda.memory_reserved() - reserved_before
-        self.device_bytes = free_before - torch.cuda.mem_get_info()[0]
+        torch.cuda.empty_cache()
+        self.pool_bytes = torch.cuda.memory_reserved() - reserved_bytes
+        self.device_bytes = free_bytes - torch.cuda.mem_get_info()[0]
 
     def graph_for(self, rows: tuple[Row, ...]) -> DecodeGraph | None:
         """The graph that runs these rows; None if one has known tokens or draws none, or there is no graph so large."""
         plain = all(not row.tokens and row.samples and not row.drafts for row in rows)
-        updates = sum(len(row.page_updates) for row in rows)
+        updates = sum(len(update.pages) for row in rows for update in row.page_updates)
         size = bucket_of(len(rows), self._sizes) if plain and updates <= len(rows) * self._updates_per_row else None
         return None if size is None else self._graphs[size]

@@ -14,7 +14,7 @@ from headrace.plan.budget import LOGIT_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.runner.batch import Packer, SampledRows
-from headrace.runner.graphs import DecodeGraph, DecodeGraphs
+from headrace.runner.graphs import DecodeGraphs
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools, clear_slot
 from headrace.runner.sampler import Drawn, Sampler
@@ -91,7 +91,7 @@ class Runner:
         self._sampler = Sampler(layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
         self._requests: list[Request | None] = [None] * layout.slots
         self._device = device
-        self._graphs = self._capture(layout.slots, spec.vocab_size, context) if layout.padding else None
+        self._graphs = self._capture(layout.slots, context) if layout.padding else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -99,7 +99,7 @@ class Runner:
         self._admit(plan.admissions)
         graph = self._graphs.graph_for(plan.rows) if self._graphs else None
         if graph is not None:
-            return PendingStep(plan, self._replay(graph, plan.rows), {}, self._device)
+            return PendingStep(plan, graph.replay(plan.rows), {}, self._device)
         batch, sampled = self._packer.pack(plan.rows, self._sampler.next_tokens)
         hidden = self._decoder(batch, self._pools)  # [T, hidden]
         drawn = self._draw(sampled, hidden) if sampled else None
@@ -117,16 +117,8 @@ class Runner:
             self._sampler.admit(admissions)
 
     @torch.inference_mode()
-    def _capture(self, max_rows: int, vocab_size: int, context: int) -> DecodeGraphs:
-        logits = torch.empty(max_rows, vocab_size, dtype=self._sampler.dtype, device=self._device)
-        return DecodeGraphs(
-            row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler.next_tokens, logits, context
-        )
-
-    def _replay(self, graph: DecodeGraph, rows: tuple[Row, ...]) -> Drawn:
-        graph.replay(rows)
-        count, slots = len(rows), [row.slot for row in rows]
-        return self._sampler.draw_at(graph.logits[:count], slots, graph.where[:count], graph.sampled[:count])
+    def _capture(self, max_rows: int, context: int) -> DecodeGraphs:
+        return DecodeGraphs(row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler, context)
 
     def _draw(self, rows: SampledRows, hidden: Tensor) -> Drawn:
         """Sample a token for every row that ends in one."""

@@ -1,7 +1,8 @@
 """The sampler: every slot's sampling parameters and token counts on the device, and the draw of a step's tokens.
 
 The runner calls `draw_at` once a step, right behind the model (whose logits may lie in a captured graph's static buffer, so
-they are only read) and never waits: what is drawn goes to the host by `Drawn.to_host`, and to the next step by `next_tokens`.
+they are only read), or replays a graph with `draw_on_device` in it and calls `drawn`. It never waits: what is drawn goes to the
+host by `Drawn.to_host`, and to the next step by `next_tokens`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headrace.kernels.sample import Features, SlotState, sample, top_logprobs
+from headrace.kernels.dispatch import runs_triton
+from headrace.kernels.sample import Features, SlotState, draw_on_device, draws_on_device, sample, top_logprobs
 from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_ONCE, IN_PROMPT
 from headrace.runner.scores import TokenScores
 from headrace.types import Admission, Request, TokenLogprob
@@ -76,9 +78,28 @@ class Sampler:
 
     def draw_at(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Drawn:
         """As `draw`, with the slots also on the device, as `where` [R] int64, and the positions [R] int64 only there."""
+        if runs_triton(logits) and self.draws_on_device(slots):
+            return self.drawn(logits, self.draw_on_device(logits, where, positions), slots)
         features = [self._features[slot] for slot in slots]
         tokens = sample(logits, self.state, where, positions, features)
-        self._count(where, tokens, slots, features)
+        self._count(where, tokens, features)
+        return self.drawn(logits, tokens, slots)
+
+    def draws_on_device(self, slots: Sequence[int]) -> bool:
+        """Whether `draw_on_device` draws what these slots want."""
+        return all(draws_on_device(self._features[slot]) for slot in slots)
+
+    def draw_on_device(self, logits: Tensor, where: Tensor, positions: Tensor) -> Tensor:
+        """The device's part of a draw that needs no host, so that a graph can hold it: tokens [R], counted as generated."""
+        return draw_on_device(logits, self.state, where, positions, self.next_tokens)
+
+    def drawn(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> Drawn:
+        """The host's part of a draw: tokens [R] drawn from logits [R, V] for `slots`, with what they asked for beside them."""
+        for slot in slots:
+            if self._features[slot].held_open:
+                self._held_draws[slot] -= 1
+                if self._held_draws[slot] == 0:
+                    self._features[slot] = replace(self._features[slot], held_open=False)
         return Drawn(tokens, *self._scores(logits, tokens, slots))
 
     def score(self, logits: Tensor, tokens: Tensor, k: int) -> TokenScores:
@@ -114,16 +135,11 @@ class Sampler:
             ends = self._upload(_ends(admission.request, self.vocab_size))
             marks[ends] += ENDS_MESSAGE
 
-    def _count(self, where: Tensor, tokens: Tensor, slots: Sequence[int], features: Sequence[Features]) -> None:
+    def _count(self, where: Tensor, tokens: Tensor, features: Sequence[Features]) -> None:
         self.next_tokens[where] = tokens
         self.state.count_generated(where)
         if any(f.penalised for f in features):
             self.state.marks[where, tokens] += GENERATED_ONCE
-        for slot in slots:
-            if self._features[slot].held_open:
-                self._held_draws[slot] -= 1
-                if self._held_draws[slot] == 0:
-                    self._features[slot] = replace(self._features[slot], held_open=False)
 
     def _scores(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> tuple[tuple[int, ...], TokenScores | None]:
         """(the rows that asked for log-probabilities, theirs)."""

@@ -1,0 +1,113 @@
+"""Decode steps as graphs: the tokens are those of the eager step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.support.stub_decoder import SPEC, VOCAB, StubDecoder
+
+from headrace.cache.layout import CacheLayout, cache_groups
+from headrace.engine.core import EngineCore
+from headrace.plan.dtypes import Dtypes
+from headrace.plan.graph_rows import bucket_of, row_buckets
+from headrace.runner.runner import Runner
+from headrace.scheduler.scheduler import Scheduler
+from headrace.types import Request, SamplingParams
+
+CONTEXT, SLOTS = 200, 11
+
+
+def requests(count: int) -> list[Request]:
+    """Greedy, drawn by the kernels, and drawn with the host's help."""
+    rng = random.Random(4)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0}, {"top_k": 7, "top_p": 0.9}, {}, {"top_p": 0.8}, {"presence_penalty": 0.5, "logprobs": 2},
+        {"min_tokens": 6, "temperature": 0},
+    ]
+    made = []
+    for number in range(count):
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.choice((1, 3, 16, 40))))
+        params = SamplingParams(**kinds[number % len(kinds)])
+        made.append(Request(f"r{number}", prompt, params, number, rng.randint(1, 60), eos_ids=(11, 12)))
+    return made
+
+
+def engine(device: str, *, padding: bool, depth: int, pages: int) -> EngineCore:
+    layout = CacheLayout(cache_groups(SPEC), 4, (pages,), SLOTS, padding)
+    decoder: Any = StubDecoder()
+    runner = Runner(SPEC, decoder, layout, Dtypes("float32", "float32", "float32"), torch.device(device), context=CONTEXT,
+                    chunk_tokens=32)
+    return EngineCore(Scheduler(layout, chunk_tokens=32), runner, depth=depth)
+
+
+def tokens_of(core: EngineCore, waiting: list[Request]) -> dict[str, list[int]]:
+    """Requests arrive one by one, so that steps have every number of rows."""
+    outputs: dict[str, list[int]] = {request.id: [] for request in waiting}
+    while waiting or core.has_work:
+        if waiting:
+            core.add(waiting.pop(0))
+        for event in core.step():
+            assert event.finish_reason != "error", event.error
+            outputs[event.request].extend(event.tokens)
+    return outputs
+
+
+def test_the_loops_agree_on_a_cpu():
+    plain = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(30))
+    assert sum(map(len, plain.values())) > 300 and len({tuple(t) for t in plain.values()}) > 20
+    assert tokens_of(engine("cpu", padding=False, depth=2, pages=120), requests(30)) == plain
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth", [1, 2])
+def test_graphs_give_the_eager_tokens(depth: int):
+    expected = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(30))
+    assert tokens_of(engine("cuda", padding=False, depth=depth, pages=120), requests(30)) == expected
+    core = engine("cuda", padding=True, depth=depth, pages=120)
+    replayed = count_replays(core)
+    assert tokens_of(core, requests(30)) == expected
+    assert len(replayed) > 50 and max(replayed) == SLOTS
+
+
+@pytest.mark.gpu
+def test_a_replayed_step_never_waits_for_the_device():
+    core = engine("cuda", padding=True, depth=2, pages=400)
+    for request in requests(6):
+        core.add(replace(request, prompt=request.prompt[:3], max_tokens=20))
+    core.step()
+    runner: Any = core._runner
+    core.step()
+    plan = core._scheduler.plan()
+    assert plan is not None and runner._graphs.graph_for(plan.rows) is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        runner.launch(plan)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def count_replays(core: EngineCore) -> list[int]:
+    """The rows of every step that a graph runs from now on."""
+    graphs: Any = core._runner._graphs  # type: ignore[attr-defined]
+    found, counts = graphs.graph_for, []
+
+    def counting(rows: Any) -> Any:
+        graph = found(rows)
+        if graph is not None:
+            counts.append(len(rows))
+        return graph
+
+    graphs.graph_for = counting
+    return counts
+
+
+def test_buckets_rise_to_the_most_rows():
+    assert row_buckets(1) == (1,)
+    assert row_buckets(11) == (1, 2, 4, 8, 11)
+    assert row_buckets(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    assert row_buckets(200)[-5:] == (96, 128, 160, 192, 200)
+    assert [bucket_of(rows, (1, 2, 4, 8)) for rows in (1, 3, 8, 9)] == [1, 4, 8, None]
