@@ -84,10 +84,11 @@ def _without_adjustments(state: SlotState) -> SlotState:
 def test_a_gpu_draws_the_same_tokens(case: Case) -> None:
     """Noise is bit-equal but for the last digit of log; the scores of these cases are never that close."""
     state = replace(case.state, **{name: getattr(case.state, name).cuda() for name in case.state.__slots__})
-    with torch.cuda.device(0):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            drawn = sample(case.logits.cuda(), state, case.slots.cuda(), case.positions.cuda(), case.features)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    logits, slots, positions = case.logits.cuda(), case.slots.cuda(), case.positions.cuda()
+    sample(logits, state, slots, positions, case.features)  # loads kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        drawn = sample(logits, state, slots, positions, case.features)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     assert drawn.tolist() == reference.sample(case.logits, case.state, case.slots, case.positions).tolist()

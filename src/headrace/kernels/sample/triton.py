@@ -19,14 +19,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from headrace.kernels.card import card
 from headrace.kernels.sample import DEVICE_TOP_K
 from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_ONCE, GENERATED_SHIFT, SlotState
 from headrace.kernels.tile import INTERPRETED
 from headrace.kernels.variant import Variant
+from headrace.types import MAX_LOGIT_BIAS
 
 _LEAST_GROUP = 64
 _MOST_GROUPS = 4096
-_TILE = 4096
+_TILE = 2048
+_PROGRAMS_PER_PROCESSOR = 5
+_CHOOSING_WARPS = 8
 _LOWEST = tl.constexpr(-(2**63))
 _ENDS = tl.constexpr(ENDS_MESSAGE)
 _COUNT_SHIFT = tl.constexpr(GENERATED_SHIFT)
@@ -50,13 +54,10 @@ def _token_of(key):
 
 
 @triton.jit
-def _floor_of_k(keys, k, MOST: tl.constexpr):
-    """A key that k to MOST of the different keys [N] reach, by bisection; k <= MOST. All do where they are fewer than k."""
-    some = keys > _LOWEST
-    low = tl.min(tl.where(some, keys, 0x7FFFFFFFFFFFFFFF), 0)
-    high = tl.max(keys, 0)
-    reached = tl.sum(some.to(tl.int32), 0)
-    high += 1  # reached by none
+def _floor_of_k(keys, k, low, MOST: tl.constexpr):
+    """A key that k to MOST of the different keys [N] reach, by bisection from `low`, which k or all do; k <= MOST."""
+    high = tl.max(keys, 0) + 1  # reached by none
+    reached = tl.sum((keys >= low).to(tl.int32), 0)
     while reached > MOST:
         middle = (low & high) + ((low ^ high) >> 1)
         found = tl.sum((keys >= middle).to(tl.int32), 0)
@@ -74,19 +75,26 @@ def _penalised(numbers, slot):
 
 
 @triton.jit
-def _adjusted(x, token, inside, slot, integers, numbers, bias_tokens, bias_values, marks, vocab, BIASES: tl.constexpr):
+def _wishes(slot, integers, numbers, bias_values, BIASES: tl.constexpr):
+    """(first logit_bias or 0, whether marks matter, whether the message is held open), loaded together before any is used."""
+    bias = tl.load(bias_values + slot * BIASES)
+    held_open = tl.load(integers + slot * 4 + 3) < tl.load(integers + slot * 4 + 2)
+    return bias.to(tl.float32), held_open | _penalised(numbers, slot), held_open
+
+
+@triton.jit
+def _adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES: tl.constexpr):
     """Logits x of tokens after logit_bias, penalties and min_tokens, as `adjust` computes them."""
+    bias, marked, held_open = wishes
     entry = 0
-    bias = tl.load(bias_values + slot * BIASES).to(tl.float32)
     while bias != 0.0:
         x = tl.where(token == tl.load(bias_tokens + slot * BIASES + entry), x + bias, x)
         entry += 1
         bias = tl.load(bias_values + slot * BIASES + entry, mask=entry < BIASES, other=0.0).to(tl.float32)
-    presence = tl.load(numbers + slot * 6 + 3).to(tl.float32)
-    frequency = tl.load(numbers + slot * 6 + 4).to(tl.float32)
-    repetition = tl.load(numbers + slot * 6 + 5).to(tl.float32)
-    held_open = tl.load(integers + slot * 4 + 3) < tl.load(integers + slot * 4 + 2)
-    if _penalised(numbers, slot) | held_open:
+    if marked:
+        presence = tl.load(numbers + slot * 6 + 3).to(tl.float32)
+        frequency = tl.load(numbers + slot * 6 + 4).to(tl.float32)
+        repetition = tl.load(numbers + slot * 6 + 5).to(tl.float32)
         mark = tl.load(marks + slot * vocab + token, mask=inside, other=0)
         count = (mark >> _COUNT_SHIFT).to(tl.float32)
         repeated = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
@@ -125,18 +133,20 @@ def _gumbel(seed, position, token):
 
 @triton.jit
 def _maxima(
-    logits, slots, integers, numbers, bias_tokens, bias_values, marks, maxima, stride, vocab, groups,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, BIASES: tl.constexpr,
+    logits, slots, integers, numbers, bias_tokens, bias_values, marks, maxima, stride, vocab, groups, tiles,
+    GROUP: tl.constexpr, TILE: tl.constexpr, BIASES: tl.constexpr,
 ):
-    """maxima [R, groups]: the highest adjusted logit of each group of GROUP tokens; GROUPS groups a program."""
+    """maxima [R, groups]: the highest adjusted logit of each group of GROUP tokens. A row's programs share its tiles."""
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = token < vocab
-    x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
-    x = _adjusted(x, token, inside, slot, integers, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
-    tl.store(maxima + row * groups + group, tl.max(x, 1), mask=group < groups)
+    wishes = _wishes(slot, integers, numbers, bias_values, BIASES)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        group = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+        token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        inside = token < vocab
+        x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
+        x = _adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
+        tl.store(maxima + row * groups + group, tl.max(x, 1), mask=group < groups)
 
 
 @triton.jit
@@ -151,28 +161,32 @@ def _whole(
     logits, slots, positions, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, stride, vocab,
     groups, tiles, TILE: tl.constexpr, GROUPS: tl.constexpr, BIASES: tl.constexpr,
 ):
-    """winners [R, tiles]: of rows that draw from every token, the key of (score, token) of each tile's best."""
+    """winners [R, programs]: of rows that draw from every token, the key of (score, token) of each program's best."""
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     if _draws_whole(integers, numbers, slot):
+        wishes = _wishes(slot, integers, numbers, bias_values, BIASES)
+        temperature = tl.load(numbers + slot * 6).to(tl.float32)
+        least = tl.log(tl.load(numbers + slot * 6 + 2).to(tl.float32))
+        seed, position = tl.load(integers + slot * 4), tl.load(positions + row).to(tl.int64)
         group = tl.arange(0, GROUPS)
         top = tl.max(tl.load(maxima + row * groups + group, mask=group < groups, other=float("-inf")), 0)
-        token = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        inside = token < vocab
-        x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
-        x = _adjusted(x, token, inside, slot, integers, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
-        temperature = tl.load(numbers + slot * 6).to(tl.float32)
-        scaled = tl.div_rn(x - top, tl.zeros_like(x) + temperature)
-        kept = scaled >= tl.log(tl.load(numbers + slot * 6 + 2).to(tl.float32))
-        score = scaled + _gumbel(tl.load(integers + slot * 4), tl.load(positions + row).to(tl.int64), token)
-        keys = tl.where(kept & inside, _key(score, token), _LOWEST)
-        tl.store(winners + row * tiles + tl.program_id(0), tl.max(keys, 0))
+        best = tl.full((TILE,), _LOWEST, tl.int64)
+        for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+            token = tile * TILE + tl.arange(0, TILE)
+            inside = token < vocab
+            x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
+            x = _adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
+            scaled = tl.div_rn(x - top, tl.zeros_like(x) + temperature)
+            scores = _key(scaled + _gumbel(seed, position, token), token)
+            best = tl.maximum(best, tl.where((scaled >= least) & inside, scores, _LOWEST))
+        tl.store(winners + row * tl.num_programs(0) + tl.program_id(0), tl.max(best, 0))
 
 
 @triton.jit
-def _keep_reaching(keys, k, kept_keys, MOST: tl.constexpr):
-    """Writes the highest k to MOST of the keys to kept_keys, where every thread may read them, and returns their number."""
-    picked = keys >= tl.maximum(_floor_of_k(keys, k, MOST), _LOWEST + 1)
+def _keep_reaching(keys, floor, kept_keys):
+    """Writes the keys from floor on to kept_keys, where every thread may read them, and returns their number."""
+    picked = keys >= floor
     places = tl.cumsum(picked.to(tl.int32), 0) - 1
     tl.debug_barrier()  # whatever was there has been read
     tl.store(kept_keys + places, keys, mask=picked)
@@ -182,22 +196,27 @@ def _keep_reaching(keys, k, kept_keys, MOST: tl.constexpr):
 
 @triton.jit
 def _head(
-    logits, maxima, kept_keys, k, slot, integers, numbers, bias_tokens, bias_values, marks, vocab, groups,
+    logits, maxima, kept_keys, k, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, groups,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr,
 ):
     """[MOST] keys of a row's tokens, with the first k of the ranking among them; _LOWEST where there are fewer."""
     group = tl.arange(0, GROUPS)
     maximum = tl.load(maxima + group, mask=group < groups, other=float("-inf"))
     keys = tl.where(group < groups, _key(maximum, group), _LOWEST)
-    count = _keep_reaching(keys, k, kept_keys, MOST)
+    lowest = tl.min(tl.where(group < groups, keys, 0x7FFFFFFFFFFFFFFF), 0)
+    floor = _floor_of_k(keys, k, lowest, MOST)
+    count = _keep_reaching(keys, floor, kept_keys)
     at = tl.arange(0, MOST * GROUP)
     known = at // GROUP < count
     group = _token_of(tl.load(kept_keys + at // GROUP, mask=known, other=0)).to(tl.int32)
     token = group * GROUP + at % GROUP
     inside = known & (token < vocab)
     x = tl.load(logits + token, mask=inside, other=float("-inf"))
-    x = _adjusted(x, token, inside, slot, integers, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
-    count = _keep_reaching(tl.where(inside, _key(x, token), _LOWEST), k, kept_keys, MOST)
+    x = _adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
+    keys = tl.where(inside, _key(x, token), _LOWEST)
+    # Each of k groups has a token whose logit is not below the lowest of their maxima.
+    floor = tl.where(count < k, _LOWEST + 1, tl.maximum((floor >> 32) << 32, _LOWEST + 1))
+    count = _keep_reaching(keys, _floor_of_k(keys, k, floor, MOST), kept_keys)
     place = tl.arange(0, MOST)
     return tl.load(kept_keys + place, mask=place < count, other=_LOWEST)
 
@@ -227,41 +246,37 @@ def _value_of(key):
 @triton.jit
 def _choose(
     logits, slots, positions, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, kept_keys, drawn,
-    next_tokens, stride, vocab, groups, tiles,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr,
+    next_tokens, stride, vocab, groups, shares,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, SHARES: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """drawn [R]: one row's token a program; with COUNT also the slot's next token, its count and its mark."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
+    wishes = _wishes(slot, integers, numbers, bias_values, BIASES)
+    seed, position = tl.load(integers + slot * 4), tl.load(positions + row).to(tl.int64)
+    temperature, top_p = tl.load(numbers + slot * 6).to(tl.float32), tl.load(numbers + slot * 6 + 1)
+    top_k, min_p = tl.load(integers + slot * 4 + 1), tl.load(numbers + slot * 6 + 2).to(tl.float32)
     if _draws_whole(integers, numbers, slot):
-        tile = tl.arange(0, TILES)
-        token = _token_of(tl.max(tl.load(winners + row * tiles + tile, mask=tile < tiles, other=_LOWEST), 0))
+        share = tl.arange(0, SHARES)
+        token = _token_of(tl.max(tl.load(winners + row * shares + share, mask=share < shares, other=_LOWEST), 0))
     else:
-        temperature = tl.load(numbers + slot * 6).to(tl.float32)
-        k = tl.where(temperature == 0.0, 1, tl.minimum(tl.load(integers + slot * 4 + 1), MOST)).to(tl.int32)
+        k = tl.where(temperature == 0.0, 1, tl.minimum(top_k, MOST)).to(tl.int32)
         keys = _head(
-            logits + row.to(tl.int64) * stride, maxima + row * groups, kept_keys + row * MOST, k, slot,
-            integers, numbers, bias_tokens, bias_values, marks, vocab, groups, GROUP, GROUPS, MOST, BIASES,
+            logits + row.to(tl.int64) * stride, maxima + row * groups, kept_keys + row * MOST, k, slot, wishes,
+            numbers, bias_tokens, bias_values, marks, vocab, groups, GROUP, GROUPS, MOST, BIASES,
         )
         if temperature == 0.0:
             token = _token_of(tl.max(keys, 0))
         else:
-            seed, position = tl.load(integers + slot * 4), tl.load(positions + row).to(tl.int64)
-            top_p, min_p = tl.load(numbers + slot * 6 + 1), tl.load(numbers + slot * 6 + 2).to(tl.float32)
             token = _draw_of_head(keys, k, seed, position, temperature, top_p, min_p)
     tl.store(drawn + row, token)
     if COUNT:
-        _count(token, slot, integers, numbers, marks, next_tokens, vocab)
-
-
-@triton.jit
-def _count(token, slot, integers, numbers, marks, next_tokens, vocab):
-    tl.store(next_tokens + slot, token)
-    tl.store(integers + slot * 4 + 3, tl.load(integers + slot * 4 + 3) + 1)
-    if _penalised(numbers, slot):
-        mark = marks + slot * vocab + token
-        tl.store(mark, tl.load(mark) + _COUNT_ONCE)
+        tl.store(next_tokens + slot, token)
+        tl.store(integers + slot * 4 + 3, tl.load(integers + slot * 4 + 3) + 1)
+        if _penalised(numbers, slot):
+            mark = marks + slot * vocab + token
+            tl.store(mark, tl.load(mark) + _COUNT_ONCE)
 
 
 def draw(
@@ -269,53 +284,67 @@ def draw(
 ) -> Tensor:
     """One token for each row: logits [R, V] float32, slots and positions [R] -> [R] int64. See `sample.draw_on_device`."""
     rows, vocab = logits.shape
-    group = max(_LEAST_GROUP, triton.next_power_of_2(triton.cdiv(vocab, _MOST_GROUPS)))
+    group = group_tokens(vocab)
     groups, tiles = triton.cdiv(vocab, group), triton.cdiv(vocab, _TILE)
+    shares = shares_of_row(rows, tiles, card(logits.device).processors)
     maxima = logits.new_empty(rows, groups)
-    winners = logits.new_empty(rows, tiles, dtype=torch.int64)
+    winners = logits.new_empty(rows, shares, dtype=torch.int64)
     kept_keys = logits.new_empty(rows, DEVICE_TOP_K, dtype=torch.int64)
     drawn = logits.new_empty(rows, dtype=torch.int64)
-    stride, biases = logits.stride(0), state.bias_tokens.shape[1]
-    adjusting = (*state.tensors(),)
-    grid = (tiles, rows)
-    all_groups = triton.next_power_of_2(groups)
-    _maxima[grid](
-        logits, slots, *adjusting, maxima, stride, vocab, groups, group, _TILE // group, biases, enable_fp_fusion=False
+    stride, biases, all_groups = logits.stride(0), state.bias_tokens.shape[1], triton.next_power_of_2(groups)
+    _maxima[(shares, rows)](
+        logits, slots, *state.tensors(), maxima, stride, vocab, groups, tiles, group, _TILE, biases, enable_fp_fusion=False
     )
-    _whole[grid](
-        logits, slots, positions, *adjusting, maxima, winners, stride, vocab, groups, tiles, _TILE, all_groups, biases,
+    _whole[(shares, rows)](
+        logits, slots, positions, *state.tensors(), maxima, winners, stride, vocab, groups, tiles, _TILE, all_groups, biases,
         enable_fp_fusion=False,
     )
     _choose[(rows,)](
-        logits, slots, positions, *adjusting, maxima, winners, kept_keys, drawn, next_tokens, stride, vocab, groups, tiles,
-        group, all_groups, triton.next_power_of_2(tiles), DEVICE_TOP_K, biases, next_tokens is not None,
-        num_warps=8, enable_fp_fusion=False,
+        logits, slots, positions, *state.tensors(), maxima, winners, kept_keys, drawn, next_tokens, stride, vocab, groups,
+        shares, group, all_groups, triton.next_power_of_2(shares), DEVICE_TOP_K, biases, next_tokens is not None,
+        num_warps=_CHOOSING_WARPS, enable_fp_fusion=False,
     )
     return drawn
+
+
+def group_tokens(vocab: int) -> int:
+    """Tokens of a group: so many that a row has at most _MOST_GROUPS groups."""
+    return max(_LEAST_GROUP, int(triton.next_power_of_2(triton.cdiv(vocab, _MOST_GROUPS))))
+
+
+def shares_of_row(rows: int, tiles: int, processors: int) -> int:
+    """Programs that share a row's tiles: together as many as the card runs at once, so that each looks up its slot once."""
+    return max(1, min(tiles, processors * _PROGRAMS_PER_PROCESSOR // max(rows, 1)))
 
 
 def _variants() -> tuple[Variant, ...]:
     state = {"integers": "*i64", "numbers": "*fp64", "bias_tokens": "*i64", "bias_values": "*fp64", "marks": "*i32"}
     shape_of = {"stride": "i32", "vocab": "i32", "groups": "i32"}
     common = {"logits": "*fp32", "slots": "*i64", "maxima": "*fp32"} | state | shape_of
-    drawing = common | {"positions": "*i64", "winners": "*i64", "tiles": "i32"}
-    choosing = drawing | {"kept_keys": "*i64", "drawn": "*i64"}
-    aligned = tuple(name for name, type_ in choosing.items() if type_.startswith("*")) + ("stride", "vocab")
-    shape = {"GROUPS": 4096, "BIASES": 1024}
-    chosen = shape | {"GROUP": 64, "TILES": 64, "MOST": DEVICE_TOP_K}
-
-    def variant(
-        name: str, kernel: object, signature: Mapping[str, str], constants: Mapping[str, object], warps: int = 4
-    ) -> Variant:
-        divisible = tuple(argument for argument in aligned if argument in signature)
-        return Variant(name, kernel, signature, constants, num_warps=warps, aligned=divisible, fp_fusion=False)
-
-    return (
-        variant("maxima", _maxima, common, {"GROUP": 64, "GROUPS": 64, "BIASES": 1024}),
-        variant("whole", _whole, drawing, shape | {"TILE": _TILE}),
-        variant("choose", _choose, choosing, chosen | {"COUNT": False, "next_tokens": None}, 8),
-        variant("choose-and-count", _choose, choosing | {"next_tokens": "*i64"}, chosen | {"COUNT": True}, 8),
-    )
+    tiled = common | {"tiles": "i32"}
+    drawing = {"positions": "*i64", "winners": "*i64"}
+    choosing = common | drawing | {"kept_keys": "*i64", "drawn": "*i64", "shares": "i32"}
+    group = {"GROUP": group_tokens(_VOCAB), "BIASES": MAX_LOGIT_BIAS}
+    whole = {"TILE": _TILE, "GROUPS": _MOST_GROUPS, "BIASES": MAX_LOGIT_BIAS}
+    found = [
+        _variant("maxima", _maxima, tiled, group | {"TILE": _TILE}),
+        _variant("whole", _whole, tiled | drawing, whole),
+    ]
+    for shares in (8, 64):
+        chosen = group | {"GROUPS": _MOST_GROUPS, "SHARES": shares, "MOST": DEVICE_TOP_K}
+        plain, counting = {"COUNT": False, "next_tokens": None}, {"COUNT": True}
+        found.append(_variant(f"choose-of-{shares}", _choose, choosing, chosen | plain, _CHOOSING_WARPS))
+        counted = choosing | {"next_tokens": "*i64"}
+        found.append(_variant(f"choose-of-{shares}-and-count", _choose, counted, chosen | counting, _CHOOSING_WARPS))
+    return tuple(found)
 
 
+def _variant(
+    name: str, kernel: object, signature: Mapping[str, str], constants: Mapping[str, object], warps: int = 4
+) -> Variant:
+    aligned = tuple(name for name, type_ in signature.items() if type_.startswith("*") or name in ("stride", "vocab"))
+    return Variant(name, kernel, signature, constants, num_warps=warps, aligned=aligned, fp_fusion=False)
+
+
+_VOCAB = 248_320
 VARIANTS = _variants()
