@@ -15,8 +15,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
         scale = scale + offset
     total = x.to(wide)
     # One call for the sum of squares, and the rest in place: on a CPU each call of a decode step counts.
-    squares = torch.linalg.vecdot(total, total)[..., None]
-    inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
+    squares: Tensor = torch.linalg.vecdot(total, total)[..., None]
+    inverse: Tensor = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
     return (total * inverse).mul_(scale).to(x.dtype)
 
 
