@@ -15,7 +15,8 @@ from headrace.models import MODELS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-SOURCES = [f"/{file.relative_to(ROOT).as_posix()}" for top in ("src", "tests") for file in (ROOT / top).rglob("*.py")]
+TOPS = ("src", "tests", "benchmarks")
+SOURCES = [f"/{file.relative_to(ROOT).as_posix()}" for top in TOPS for file in (ROOT / top).rglob("*.py")]
 
 
 

@@ -14,7 +14,7 @@ from headrace.engine.tokenizer import Tokenizer
 
 
 def sender(server: Server) -> Sender:
-    return Sender(server, {"model": "m"}, 10.0)
+    return Sender(server, {"model": "m"}, 60.0)
 
 
 def single(number: int) -> Conversation:
@@ -24,13 +24,14 @@ def single(number: int) -> Conversation:
 async def test_users_wait_for_their_answers(tokenizer: Tokenizer) -> None:
     async with LiveFront(tokenizer, step_s=0.01) as front:
         front.emits([70] * 3)
-        wanted = Sender(Server.at(front.url), {"ignore_eos": True}, 10.0)
+        wanted = Sender(Server.at(front.url), {"ignore_eos": True}, 60.0)
         asked = await with_users(wanted, [single(number) for number in range(20)], 4)
         submitted = front.engine.submitted
     assert sorted(each.conversation for each in asked) == list(range(20))
     assert sorted(request.prompt for request in submitted) == [(number,) for number in range(20)]
     assert all(request.params.ignore_eos for request in submitted)
-    assert all(each.answer.failure is None and each.answer.completion_tokens == 3 == each.max_tokens for each in asked)
+    assert [each.answer.failure for each in asked] == [None] * 20
+    assert {(each.answer.completion_tokens, each.max_tokens) for each in asked} == {(3, 3)}
     assert most_at_once(asked) == 4, "never more, and all of them busy"
 
 
