@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.support.live_front import LiveFront
-from tests.support.raw_server import DONE, STREAM, RawServer, text_event
+from tests.support.raw_server import DONE, STREAM, RawServer, text_event, usage_event
 
 from headrace.bench.scenarios.serve import run
 from headrace.bench.serve_settings import Settings
@@ -52,7 +53,7 @@ async def test_users_and_rates_are_runs_of_their_own(tokenizer: Tokenizer) -> No
         assert "raw" not in each
     assert [each["most_at_once"] for each in runs[:2]] == [1, 3]
     assert runs[2]["client"]["sent_late_ms"]["count"] == 6 and runs[0]["client"]["sent_late_ms"] is None
-    assert len(submitted) == 3 * (2 + 6) and len({request.prompt for request in submitted}) == len(submitted)
+    assert len(submitted) == 1 + 3 * (2 + 6) and len({request.prompt for request in submitted}) == len(submitted)
     assert all(request.params.ignore_eos for request in submitted)
     for words in ("1 user ", "3 users", "50/s", "6 of 6", "first token (TTFT)", "100%", "preemptions"):
         assert words in printed
@@ -69,8 +70,8 @@ async def test_the_same_seed_asks_the_same(tokenizer: Tokenizer) -> None:
     first = await prompts(shared)
     assert first == await prompts(shared) == await prompts(replace(shared, concurrency=(1,)))
     assert not first & await prompts(replace(shared, seed=1))
-    prefixes = sorted({prompt[:40] for prompt in first})
-    assert len(prefixes) == 2, "the warm-up's is another one"
+    prefixes = Counter(prompt[:40] for prompt in first)
+    assert sorted(prefixes.values()) == [1, 2, 6], "the first try's and the warm-up's are others than the run's"
 
 
 async def test_failures_are_counted_by_kind(tokenizer: Tokenizer) -> None:
@@ -79,9 +80,9 @@ async def test_failures_are_counted_by_kind(tokenizer: Tokenizer) -> None:
 
         def script(request: Request) -> Sequence[int]:
             number = len(front.engine.submitted)
-            if number == 4:
+            if number == 5:
                 asyncio.get_running_loop().call_later(0.035, front.engine.fail, request.id, "page fault")
-            front.engine.full = number == 6
+            front.engine.full = number == 7
             return front.tokens
 
         front.engine._script = script
@@ -90,6 +91,22 @@ async def test_failures_are_counted_by_kind(tokenizer: Tokenizer) -> None:
     assert found["answered"] == 3 and found["failures"] == {"error event": 1, "http 429": 2}
     assert found["completion_tokens"] == 24
     assert "3 of 6" in printed and "failed: http 429" in printed and "page fault" in printed
+
+
+async def test_a_server_that_gives_up_leaves_the_figures_until_then() -> None:
+    models = b'HTTP/1.1 200 OK\r\n\r\n{"data": [{"id": "m"}]}'
+
+    def script(head: str, body: bytes) -> list[tuple[float, bytes]]:
+        if head.startswith("GET"):
+            return [(0.0, models)]
+        if sum(head.startswith("POST") for head, _ in server.requests) > 1 + 6:
+            return [(0.0, b"HTTP/1.1 503 Busy\r\n\r\nbusy")]
+        return [(0.0, STREAM + text_event("x", "stop") + usage_event(1, 8) + DONE)]
+
+    async with RawServer(script) as server:
+        (first, second), printed = await measure(server.address.url, replace(SMALL, warmup=0, concurrency=(1, 2)))
+    assert (first["answered"], second["answered"]) == (6, 0) and second["failures"] == {"http 503": 6}
+    assert "0 of 6" in printed and "busy" in printed and first["server"] is None
 
 
 async def test_answers_that_stop_early_and_raw_times(tokenizer: Tokenizer) -> None:
@@ -109,7 +126,7 @@ async def test_chats_of_several_turns(tokenizer: Tokenizer) -> None:
     (found,) = runs
     assert found["requests"] == found["answered"] == 6
     assert [each["count"] for each in found["ttft_ms_by_turn"]] == [3, 3] and "of turn 2" in printed
-    assert sum("hello" in prompt for prompt in prompts) == 5, "second turns have the answer to the first, 2 of the warm-up too"
+    assert sum("hello" in prompt for prompt in prompts) == 5, "second turns have the first's answer, the warm-up's too"
 
 
 async def test_prompts_of_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -118,7 +135,7 @@ async def test_prompts_of_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
     async with LiveFront(tokenizer, context=4096) as front:
         body = '{"temperature": 0, "seed": 2}'
         await measure(front.url, replace(SMALL, workload="text", prompts=str(file), requests=3, warmup=1, body=body))
-        warm_up, *asked = front.engine.submitted
+        tried, warm_up, *asked = front.engine.submitted
     assert [request.params.seed for request in asked] == [2, 3, 2] and {request.params.temperature for request in asked} == {0}
     assert [tokenizer.decode(request.prompt)[:6] for request in asked[::2]] == ["the in"] * 2
     assert not any(request.params.ignore_eos for request in asked) and len(warm_up.prompt) > 64
@@ -148,7 +165,7 @@ async def test_a_refused_model_and_a_missing_key_are_told(tokenizer: Tokenizer) 
         ({"requests": 0}, "--requests must be more than 0"),
         ({"concurrency": (4, 0)}, "--concurrency must be"),
         ({"rate": (-1.0,)}, "--rate must be"),
-        ({"warmup": 0}, "--warmup must be"),
+        ({"warmup": -1}, "--warmup must be"),
         ({"workload": "shared-prefix"}, "--prefix-tokens"),
         ({"workload": "text"}, "--prompts FILE"),
         ({"prompts": "x"}, "--workload text"),

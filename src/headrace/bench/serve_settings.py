@@ -17,7 +17,7 @@ WORKLOADS = ("random", "shared-prefix", "text", "chats")
 OWN_FIELDS = frozenset({"model", "stream", "stream_options", "n", "prompt", "messages", "max_tokens"})
 """Of a request's body, which --body cannot set."""
 POSITIVE = (
-    "concurrency", "rate", "requests", "warmup", "prefix_groups", "turns", "timeout_s", "sample_s", "goodput_ttft_ms",
+    "concurrency", "rate", "requests", "prefix_groups", "turns", "timeout_s", "sample_s", "goodput_ttft_ms",
     "goodput_tpot_ms",
 )
 
@@ -41,8 +41,7 @@ class Settings:
         "not given.", metavar="N"
     )
     warmup: int | None = setting(
-        None, "Requests before each run that are not measured, at least 1; one for each user, or 4 with --rate, if not given.",
-        metavar="N"
+        None, "Requests before each run that are not measured; one for each user, or 4 with --rate, if not given.", metavar="N"
     )
     seed: int = setting(0, "The same seed asks the same; another one finds no prompt in the server's cache.", metavar="N")
     input_tokens: str = setting(
@@ -84,7 +83,7 @@ class Level:
         return settings.requests or (max(8, 4 * self.users) if self.users else 64)
 
     def warm_up(self, settings: Settings) -> int:
-        return settings.warmup or self.users or 4
+        return (self.users or 4) if settings.warmup is None else settings.warmup
 
 
 def levels(settings: Settings) -> list[Level]:
@@ -134,6 +133,8 @@ def check(settings: Settings) -> None:
         for each in value if isinstance(value, tuple) else (value,):
             if each is not None and not each > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be more than 0, not {each!r}")
+    if settings.warmup is not None and settings.warmup < 0:
+        raise ConfigError(f"--warmup must be 0 or more, not {settings.warmup}")
     if settings.prefix_tokens < 0 or (settings.workload == "shared-prefix" and settings.prefix_tokens == 0):
         raise ConfigError("--workload shared-prefix needs --prefix-tokens of at least 1")
     if (settings.workload == "text") != (settings.prompts is not None):

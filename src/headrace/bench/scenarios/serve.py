@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -39,13 +40,14 @@ async def _run(settings: Settings, console: Console) -> dict[str, Any]:
     model = settings.model or await served_model(server)
     sender = Sender(server, {**common_fields(settings), "model": model}, settings.timeout_s)
     console.print(f"{model} at {server.url}, workload {settings.workload}, seed {settings.seed}")
+    await _try_out(settings, sender)
     runs = [await _run_level(settings, level, sender) for level in levels(settings)]
     print_runs(console, runs)
     return {"model": model, "runs": runs}
 
 
 async def _run_level(settings: Settings, level: Level, sender: Sender) -> dict[str, Any]:
-    """Its figures. Raises HeadraceError if nothing was answered."""
+    """Its figures."""
     seed = f"{settings.seed}/{level.name}"
     planned = conversations(make_workload(settings, seed), seed, level.requests(settings))
     warm_up_failures = await _warm_up(settings, level, sender, f"{seed}/warm-up")
@@ -57,7 +59,6 @@ async def _run_level(settings: Settings, level: Level, sender: Sender) -> dict[s
     asked, late_s = await _send(settings, level, sender, planned, seed)
     client, counters = strain.stop(), await watch.stop()
     gc.unfreeze()
-    _check_answers(sender.server, asked)
     return {
         "concurrency": level.users,
         "rate": level.rate,
@@ -79,15 +80,16 @@ async def _send(
     return await at_times(sender, planned, arrival_times_s(settings.arrivals, level.rate, len(planned), seed))
 
 
+async def _try_out(settings: Settings, sender: Sender) -> None:
+    """One request. Raises HeadraceError if it fails: nothing would work."""
+    seed = f"{settings.seed}/try"
+    (conversation,) = conversations(make_warm_up(settings, seed), seed, 1)
+    first, *_ = await sender.hold(0, replace(conversation, turns=conversation.turns[:1]))
+    if failure := first.answer.failure:
+        raise HeadraceError(f"{sender.server.url} does not answer as it should: {failure.kind}: {failure.message}")
+
+
 async def _warm_up(settings: Settings, level: Level, sender: Sender, seed: str) -> int:
-    """How many requests failed. Raises HeadraceError if the first one did, which is sent alone: nothing would work."""
-    first, *others = conversations(make_warm_up(settings, seed), seed, level.warm_up(settings))
-    _check_answers(sender.server, await sender.hold(0, first))
-    return sum(asked.answer.failure is not None for asked in await with_users(sender, others, level.users or 4))
-
-
-def _check_answers(server: Server, asked: Sequence[Asked]) -> None:
-    """Raises HeadraceError if every request failed, with the first one's reason."""
-    failures = [each.answer.failure for each in asked]
-    if failures[0] is not None and all(failures):
-        raise HeadraceError(f"{server.url} answered no request of {len(asked)}: {failures[0].kind}: {failures[0].message}")
+    """How many requests failed."""
+    planned = conversations(make_warm_up(settings, seed), seed, level.warm_up(settings))
+    return sum(asked.answer.failure is not None for asked in await with_users(sender, planned, level.users or len(planned)))
