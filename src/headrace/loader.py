@@ -16,7 +16,7 @@ from headrace.errors import CheckpointError
 from headrace.file_range import FileRange
 from headrace.models.spec import AttentionSpec, ModelSpec, Weight
 from headrace.plan.checkpoint import Model
-from headrace.plan.contents import FLOAT_DTYPES, TensorHeader
+from headrace.plan.contents import STORED_DTYPES, TensorHeader
 
 _PIECE_BYTES = 8 * 2**20
 _THREADS = 4
@@ -81,6 +81,8 @@ def _check_tiling(target: str, rows: int, spans: list[tuple[int, int, str]]) -> 
 
 
 def _row_shape(weight: Weight) -> tuple[int, ...]:
+    if weight.transform == "offset_bytes":
+        return (weight.shape[1] * 4,)
     return weight.shape[2:] if weight.transform == "squeeze_conv" else weight.shape[1:]
 
 
@@ -138,7 +140,7 @@ def _store_all(pieces: Sequence[_Piece]) -> Iterator[int]:
 @torch.no_grad()
 def _store(piece: _Piece, raw: Tensor) -> None:
     target, rows = piece.target, _decode(piece, raw)
-    if rows.dtype != target.dtype or piece.weight.transform == "unpermute_rope":
+    if rows.dtype.is_floating_point and rows.dtype != target.dtype or piece.weight.transform == "unpermute_rope":
         rows = rows.to(target.device, non_blocking=True)  # a conversion within copy_ would run on the host
     target.copy_(_transform(piece, rows), non_blocking=True)
     if target.is_cuda:
@@ -148,8 +150,8 @@ def _store(piece: _Piece, raw: Tensor) -> None:
 def _decode(piece: _Piece, raw: Tensor) -> Tensor:
     """uint8 bytes -> the numbers they stand for, [rows, ...]."""
     shape = (piece.target.shape[0], *piece.weight.shape[1:])
-    if piece.dtype in FLOAT_DTYPES:
-        dtype: torch.dtype = getattr(torch, FLOAT_DTYPES[piece.dtype])
+    if piece.dtype in STORED_DTYPES:
+        dtype: torch.dtype = getattr(torch, STORED_DTYPES[piece.dtype])
         return raw.view(dtype).view(shape)
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
@@ -167,5 +169,7 @@ def _transform(piece: _Piece, rows: Tensor) -> Tensor:
         case "unpermute_rope":
             pairs = rows.view(-1, piece.head_rows // 2, 2, *rows.shape[1:])  # [heads, half, 2, ...]
             return pairs.transpose(1, 2).reshape(rows.shape)
+        case "offset_bytes":
+            return rows.view(torch.int8) ^ -128
         case unknown:
             assert_never(unknown)

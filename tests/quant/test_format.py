@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from headrace.errors import CheckpointError
-from headrace.quant import FORMATS, format_for, unquantized
+from headrace.quant import FORMATS, format_for
+from headrace.quant.unquantized import Plain
 
 
 @pytest.mark.parametrize("config", [{}, {"quantization_config": None}, {"text_config": {"hidden_size": 3}}])
@@ -25,11 +26,13 @@ def test_quantised_weights_are_refused_by_name(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_every_format_has_the_whole_seam(name: str) -> None:
-    assert all(callable(getattr(FORMATS[name], part)) for part in ("detect", "tensors", "apply"))
+    assert all(callable(getattr(FORMATS[name], part)) for part in ("detect", "plain_names", "stored"))
 
 
 def test_product_of_plain_weights() -> None:
-    shapes = unquantized.tensors(3, 5)
-    weight, x = torch.randn(shapes["weight"], dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
+    shape, dtype = Plain().tensors(3, 5)["weight"]
+    assert dtype is None
+    weight, x = torch.randn(shape, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
     expected = [[sum(float(a * b) for a, b in zip(row, out, strict=True)) for out in weight] for row in x]
-    torch.testing.assert_close(unquantized.apply({"weight": weight}, x), torch.tensor(expected, dtype=torch.float64))
+    found = Plain().apply({"weight": weight}, x, prepared=False)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))

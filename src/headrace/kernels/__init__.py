@@ -10,4 +10,6 @@ formula.
 
 from headrace.registry import Registry
 
-KERNELS = Registry("headrace.kernels", skip=("card", "dispatch", "precision", "rows", "tile", "variant"))
+KERNELS = Registry(
+    "headrace.kernels", skip=("card", "cuda_function", "dispatch", "nvrtc", "precision", "rows", "tile", "variant")
+)

@@ -8,23 +8,42 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from headrace.quant import unquantized
+from headrace.quant import LinearFormat
+from headrace.quant.unquantized import Plain
 
 
 class Linear(nn.Module):
-    """x [T, inputs] -> x W^T + bias, [T, outputs]. Parameters are as the weight format names them, and `bias`."""
+    """x [T, inputs] -> x W^T + bias, [T, outputs]. Parameters are as the weight format names them, and `bias`.
+
+    Without memory until `allocate`, which is told how the checkpoint keeps the layer's weights.
+    """
 
     bias: Tensor | None
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        for name, shape in unquantized.tensors(outputs, inputs).items():
-            self.register_parameter(name, empty_parameter(shape, dtype, device))
+        self.inputs, self.outputs, self._dtype, self._device = inputs, outputs, dtype, device
         self.register_parameter("bias", empty_parameter((outputs,), dtype, device) if bias else None)
+        self.format: LinearFormat = Plain()
+        self.prepared = False
+
+    def allocate(self, format: LinearFormat) -> None:
+        """Uninitialised parameters for weights in this format."""
+        self.format = format
+        for name, (shape, stored) in format.tensors(self.outputs, self.inputs).items():
+            dtype = self._dtype if stored is None else getattr(torch, stored)
+            self.register_parameter(name, empty_parameter(shape, dtype, self._device))
+
+    def prepare(self) -> None:
+        """To be called once, when the weights are there and before the layer is used."""
+        self.prepared = self.format.prepare(self._weights(), self.inputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = unquantized.apply(cast(Mapping[str, Tensor], self._parameters), x)
+        y = self.format.apply(self._weights(), x, prepared=self.prepared)
         return y if self.bias is None else y + self.bias
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        return cast(Mapping[str, Tensor], self._parameters)
 
 
 def empty_parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

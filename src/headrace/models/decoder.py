@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +20,22 @@ from headrace.layers.norm import RmsNorm
 from headrace.layers.rope import frequencies
 from headrace.layers.step import Step, prepare_step
 from headrace.models.spec import AttentionSpec, LayerSpec, ModelSpec
+from headrace.quant import LinearFormat
+from headrace.quant.unquantized import Plain
 
 
-def build_decoder(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """The model's modules on `device`, parameters uninitialised. Their paths are the targets of the spec's WeightMap."""
-    return Decoder(spec, dtype=dtype, device=device)
+def build_decoder(
+    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, formats: Mapping[str, LinearFormat] | None = None
+) -> Decoder:
+    """The model's modules on `device`, parameters uninitialised. Their paths are the targets of the spec's WeightMap.
+
+    formats: how linear layers keep their weights, by path; plain where nothing is said.
+    """
+    decoder = Decoder(spec, dtype=dtype, device=device)
+    for path, module in decoder.named_modules():
+        if isinstance(module, Linear):
+            module.allocate((formats or {}).get(path, Plain()))
+    return decoder
 
 
 class Decoder(nn.Module):
@@ -41,6 +54,12 @@ class Decoder(nn.Module):
         )
         self.norm = RmsNorm(spec.hidden, eps=spec.norm_eps, offset=spec.norm_offset, dtype=dtype, device=device)
         self.head = None if spec.tied else Linear(spec.hidden, spec.vocab_size, dtype=dtype, device=device)
+
+    def prepare(self) -> None:
+        """To be called once, when the weights are there and before the first step."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.prepare()
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """Hidden states after the final norm, [T, hidden]. The rows' pages, states and tails are brought up to date."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Transform = Literal["none", "squeeze_conv", "unpermute_rope"]
-"""How a checkpoint tensor becomes rows of its target: as it is; [C, 1, W] -> [C, W]; llama.cpp's q/k rows -> half-split."""
+Transform = Literal["none", "squeeze_conv", "unpermute_rope", "offset_bytes"]
+"""How a checkpoint tensor becomes rows of its target: as it is; [C, 1, W] -> [C, W]; llama.cpp's q/k rows -> half-split;
+int32 [O, I / 4] of bytes that are 128 too large -> int8 [O, I]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,8 @@ class ModelSpec:
 class Weight:
     """One checkpoint tensor: `source` of `shape` goes, after `transform`, to rows offset ... of parameter `target`.
 
-    wide: the parameter is kept in float32 or better, whatever the model's type (norm weights, decay parameters).
+    wide: the parameter is kept in float32 or better, whatever the model's type (norm weights, decay parameters). dtype: the
+    type that the parameter has whatever the model's, as torch names it (packed weights and their scales).
     """
 
     source: str
@@ -125,6 +127,7 @@ class Weight:
     offset: int = 0
     transform: Transform = "none"
     wide: bool = False
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,10 @@ FLOAT_DTYPES: Mapping[str, Dtype] = {"F64": "float64", "F32": "float32", "F16": 
 """Element types that weights are loaded from as they are; both formats use these names."""
 
 
+STORED_DTYPES: Mapping[str, str] = {**FLOAT_DTYPES, "I32": "int32", "I8": "int8"}
+"""Element types of parameters that are kept as they are stored, packed weights among them."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
     """One stored tensor: `nbytes` bytes at `offset` (from the start of `file`), row-major, outermost dimension first.
@@ -46,8 +50,10 @@ class Checkpoint:
 
     @property
     def dtype(self) -> Dtype:
-        """The type most elements are stored in; bfloat16 if that is a quantised one."""
+        """The type most elements are stored in, integers apart; bfloat16 if that is a quantised one."""
         elements: dict[str, int] = {}
         for tensor in self.tensors.values():
+            if tensor.dtype not in FLOAT_DTYPES and tensor.dtype in STORED_DTYPES:
+                continue
             elements[tensor.dtype] = elements.get(tensor.dtype, 0) + prod(tensor.shape)
         return FLOAT_DTYPES.get(max(elements, key=lambda name: elements[name], default=""), "bfloat16")

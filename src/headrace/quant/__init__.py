@@ -1,18 +1,38 @@
 """Weight formats: one file each. This package says which one a checkpoint uses, without torch.
 
-A format module has `detect(config)`, whether a checkpoint with this configuration is of the format; `tensors(outputs,
-inputs)`, name -> shape of the parameters that a linear layer keeps; and `apply(parameters, x)`, the product.
+A format module has `detect(config)`, whether a checkpoint with this configuration is of the format; `plain_names(names)`, the
+checkpoint's tensor names as they would be without it; and `stored(weight_map, config, tensors)`, the map of those names turned
+into one of the tensors that there are, and the LinearFormat of every linear layer that does not keep plain weights, by path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import CheckpointError
 from headrace.registry import Registry
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 FORMATS = Registry("headrace.quant")
+
+Stored = tuple[tuple[int, ...], str | None]
+"""Shape of a parameter, and its type as torch names it; None is the model's."""
+
+
+class LinearFormat(Protocol):
+    """How one linear layer keeps its weights."""
+
+    def tensors(self, outputs: int, inputs: int) -> Mapping[str, Stored]:
+        """The layer's parameters by name. `outputs` rows are the first dimension of each, or an eighth of it."""
+
+    def prepare(self, parameters: Mapping[str, Tensor], inputs: int) -> bool:
+        """Bring loaded parameters in place into the order that the device's kernels read; whether that was done."""
+
+    def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+        """x [T, inputs] -> x W^T, [T, outputs]."""
 
 
 def format_for(config: Mapping[str, Any]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace import quant
+from headrace.models.spec import WeightMap
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,12 +17,27 @@ def detect(config: Mapping[str, Any]) -> bool:
     return not quant.quantization(config)
 
 
-def tensors(outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
-    return {"weight": (outputs, inputs)}
+def plain_names(names: Collection[str]) -> Collection[str]:
+    return names
 
 
-def apply(parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """x [T, inputs] -> x weight^T, [T, outputs]."""
-    from headrace.kernels.linear import linear  # here, since a checkpoint's format is told without torch
+def stored(
+    weight_map: WeightMap, config: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> tuple[WeightMap, Mapping[str, quant.LinearFormat]]:
+    return weight_map, {}
 
-    return linear(x, parameters["weight"])
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """One matrix, in the model's type."""
+
+    def tensors(self, outputs: int, inputs: int) -> Mapping[str, quant.Stored]:
+        return {"weight": ((outputs, inputs), None)}
+
+    def prepare(self, parameters: Mapping[str, Tensor], inputs: int) -> bool:
+        return False
+
+    def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+        from headrace.kernels.linear import linear  # here, since a checkpoint's format is told without torch
+
+        return linear(x, parameters["weight"])

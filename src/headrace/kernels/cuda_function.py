@@ -1,0 +1,77 @@
+"""Machine code on the current CUDA device, launched on PyTorch's current stream (and so captured by its graphs)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_EARLY_START_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+Argument = Tensor | int | ctypes.c_longlong | None
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: an id, and a union of 64 bytes of which the first int is used here."""
+
+    _fields_ = [("id", ctypes.c_uint), ("padding", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60)]
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)), ("attribute_count", ctypes.c_uint),
+    ]
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(status: int) -> None:
+    if status:
+        message = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(message))
+        raise RuntimeError(f"CUDA driver: {(message.value or b'unknown error').decode()}")
+
+
+class CudaFunction:
+    """One kernel of `code` (a cubin, or PTX that the driver compiles), with blocks of `threads` and `shared_bytes` each.
+
+    early: it may start while the kernel before it still runs, on cards of compute capability 9.0 and later; it must itself wait
+    before it reads that one's results or writes anything.
+    """
+
+    def __init__(self, code: bytes, name: str, threads: int, shared_bytes: int, *, early: bool) -> None:
+        torch.cuda.current_stream()  # makes PyTorch's context the current one
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(_driver().cuModuleLoadData(ctypes.byref(self._module), code))
+        _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
+        _check(_driver().cuFuncSetAttribute(self._function, _SHARED_BYTES_ATTRIBUTE, ctypes.c_int(shared_bytes)))
+        self._threads, self._shared_bytes = threads, shared_bytes
+        self._attribute = _Attribute(_EARLY_START_ATTRIBUTE, 0, 1)
+        self._attribute_count = int(early and torch.cuda.get_device_capability() >= (9, 0))
+
+    def __call__(self, grid: tuple[int, int, int], *arguments: Argument) -> None:
+        """Launch. A Tensor or None is passed as its address, an int as a 32-bit int."""
+        values = [_value(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        launch = _Launch(
+            (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(self._threads, 1, 1), self._shared_bytes,
+            torch.cuda.current_stream().cuda_stream, ctypes.pointer(self._attribute), self._attribute_count,
+        )
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), self._function, pointers, None))
+
+
+def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong:
+    if isinstance(argument, int):
+        return ctypes.c_int(argument)
+    if isinstance(argument, ctypes.c_longlong):
+        return argument
+    return ctypes.c_void_p(None if argument is None else argument.data_ptr())

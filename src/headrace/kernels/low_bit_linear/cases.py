@@ -1,0 +1,116 @@
+"""Inputs on which every implementation of low_bit_linear must agree, and the slow formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.low_bit_linear.layout import tile_
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """group 0: 8 bits with one scale a row."""
+
+    name: str
+    rows: int
+    outputs: int
+    inputs: int
+    group: int
+    zeros: bool = False
+    tiled: bool = False
+    scale: torch.dtype = torch.bfloat16
+
+
+CASES = (
+    Case("one-row", 1, 5, 64, 32),
+    Case("odd-outputs", 3, 13, 128, 64, zeros=True, scale=torch.float16),
+    Case("whole-row-groups", 4, 9, 24, 24),
+    Case("no-rows", 0, 16, 128, 128, tiled=True),
+    Case("one-row-tiled", 1, 16, 128, 128, tiled=True),
+    Case("few-rows-zeros-tiled", 5, 48, 384, 64, zeros=True, tiled=True, scale=torch.float16),
+    Case("eight-rows-tiled", 8, 80, 256, 32, tiled=True),
+    Case("nine-rows-tiled", 9, 16, 256, 128, zeros=True, tiled=True),
+    Case("many-rows-tiled", 40, 272, 384, 128, tiled=True),
+    Case("rows-of-two-blocks-tiled", 77, 144, 256, 32, zeros=True, tiled=True),
+    Case("eight-bits", 3, 7, 40, 0),
+    Case("eight-bits-tiled", 2, 32, 256, 0, tiled=True),
+    Case("eight-bits-many-rows-tiled", 33, 144, 256, 0, tiled=True, scale=torch.float16),
+)
+
+
+def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    rng = torch.Generator().manual_seed(case.rows + case.outputs)
+    x = torch.randn(case.rows, case.inputs, generator=rng).to(dtype)
+    packed, scale, zero = weight(case, rng)
+    if case.tiled:
+        tile_(packed, scale, zero)
+    return {"x": x, "packed": packed, "scale": scale, "zero": zero, "tiled": case.tiled}
+
+
+def weight(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
+    """packed, scale and zero in row order; W has a variance of about 1 / I."""
+    groups = case.inputs // case.group if case.group else 1
+    spread = case.inputs**-0.5 / (4.6 if case.group else 74)
+    scale = ((torch.rand(case.outputs, groups, generator=rng) + 0.5) * spread).to(case.scale)
+    if not case.group:
+        return torch.randint(-128, 128, (case.outputs, case.inputs), generator=rng).to(torch.int8), scale, None
+    packed = _bits(case.outputs, case.inputs // 8, rng)
+    return packed, scale, _bits(-(-case.outputs // 8), groups, rng) if case.zeros else None
+
+
+def _bits(rows: int, words: int, rng: torch.Generator) -> Tensor:
+    return torch.randint(-(2**31), 2**31, (rows, words), generator=rng).to(torch.int32)
+
+
+def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
+    return (op.low_bit_linear(**given),)
+
+
+def slow(*, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, tiled: bool) -> tuple[Tensor, ...]:
+    four, outputs, inputs, groups = packed.dtype == torch.int32, len(packed), x.shape[1], scale.shape[1]
+    values, scales = packed.flatten().tolist(), scale.double().flatten().tolist()
+    zeros = None if zero is None else zero.flatten().tolist()
+
+    def weight_at(o: int, i: int) -> float:
+        group = i * groups // inputs
+        factor = float(scales[(o // 16 * groups + group) * 16 + o % 8 * 2 + o % 16 // 8 if tiled else o * groups + group])
+        if not four:
+            return int(values[_byte(o, i, inputs, tiled)]) * factor
+        word, place = _code(o, i, inputs, tiled)
+        return float((values[word] >> 4 * place & 15) - _point(zeros, o, group, groups, tiled)) * factor
+
+    matrix = [[weight_at(o, i) for i in range(inputs)] for o in range(outputs)]
+    return (x.double() @ torch.tensor(matrix, dtype=torch.float64).T,)
+
+
+def _tile_and_lane(o: int, i: int, inputs: int) -> tuple[int, int]:
+    return o // 16 * (inputs // 128) + i // 128, o % 8 * 4 + i % 8 // 2
+
+
+def _byte(o: int, i: int, inputs: int, tiled: bool) -> int:
+    if not tiled:
+        return o * inputs + i
+    tile, lane = _tile_and_lane(o, i, inputs)
+    return ((tile * 4 + i % 128 // 32) * 32 + lane) * 16 + i % 32 // 8 * 4 + i % 2 * 2 + o % 16 // 8
+
+
+def _code(o: int, i: int, inputs: int, tiled: bool) -> tuple[int, int]:
+    """Which word has the code of W[o, i], and at which place of eight."""
+    if not tiled:
+        return o * inputs // 8 + i // 8, i % 8
+    tile, lane = _tile_and_lane(o, i, inputs)
+    word = ((tile * 2 + i % 128 // 64) * 32 + lane) * 4 + i % 64 // 16
+    return word, i % 2 * 4 + i % 16 // 8 * 2 + o % 16 // 8
+
+
+def _point(zeros: list[int] | None, o: int, group: int, groups: int, tiled: bool) -> int:
+    if zeros is None:
+        return 8
+    if not tiled:
+        return zeros[o // 8 * groups + group] >> 4 * (o % 8) & 15
+    place = o % 8 * 2 + o % 16 // 8  # of the 16 codes of a tile's group
+    return zeros[(o // 16 * groups + group) * 2 + place // 8] >> 4 * (place % 8) & 15

@@ -1,0 +1,35 @@
+"""The definition of low_bit_linear in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.low_bit_linear.layout import tile_
+from headrace.kernels.precision import accumulation_dtype
+
+
+def low_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False) -> Tensor:
+    weight = dequantized(packed, scale, zero, tiled=tiled, dtype=accumulation_dtype(x.dtype))
+    return (x.to(weight.dtype) @ weight.T).to(x.dtype)
+
+
+def dequantized(
+    packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False, dtype: torch.dtype
+) -> Tensor:
+    """The weight as numbers, [O, I] in `dtype`."""
+    if tiled:
+        packed, scale, zero = packed.clone(), scale.clone(), None if zero is None else zero.clone()
+        tile_(packed, scale, zero, undo=True)
+    if packed.dtype == torch.int8:
+        return packed.to(dtype) * scale.to(dtype)
+    codes = unpacked(packed)
+    points = torch.full_like(scale, 8, dtype=torch.int32) if zero is None else unpacked(zero.T).T[: len(scale)]
+    groups = codes.view(len(codes), scale.shape[1], -1) - points[..., None]  # [O, I / G, G]
+    return (groups.to(dtype) * scale.to(dtype)[..., None]).flatten(1)
+
+
+def unpacked(words: Tensor) -> Tensor:
+    """int32 [N, M] -> its codes, int32 [N, 8 M], the lowest four bits first."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    return (words[..., None] >> shifts & 15).flatten(1)

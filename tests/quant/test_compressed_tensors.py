@@ -1,0 +1,135 @@
+"""Checkpoints of compressed-tensors: told from their headers, loaded, and served as the weights that they stand for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.support.compressed import Scheme, compress, settings
+from tests.support.tiny import make_tiny_checkpoint
+
+from headrace import LLM, SamplingParams
+from headrace.errors import CheckpointError
+from headrace.kernels.low_bit_linear.reference import dequantized
+from headrace.layers.linear import Linear
+from headrace.loader import load_weights
+from headrace.models.decoder import build_decoder
+from headrace.plan.budget import weight_bytes
+from headrace.plan.checkpoint import identify, open_checkpoint
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "linear_value_head_dim": 16, "head_dim": 16}
+SCHEMES = {
+    "group 32": Scheme(), "group 64": Scheme(group=64, scale=torch.float16), "zero points": Scheme(symmetric=False),
+    "a row": Scheme(group=0, scale=torch.float32), "8 bits packed": Scheme(8, 0), "8 bits": Scheme(8, 0, packed=False),
+}
+
+
+def in_decoder(name: str) -> bool:
+    return "in_proj_a" not in name and "in_proj_b" not in name
+
+
+def checkpoint(directory: Path, scheme: Scheme, model_type: str = "qwen3_5_text") -> tuple[Path, dict[str, torch.Tensor]]:
+    fields = SIZES if model_type.startswith("qwen3_5") else {k: v for k, v in SIZES.items() if not k.startswith("linear")}
+    path = make_tiny_checkpoint(directory, model_type, config=fields)
+    return path, compress(path, scheme, in_decoder)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3"])
+def test_the_weights_that_are_meant_arrive(tmp_path: Path, scheme: Scheme, model_type: str) -> None:
+    path, meant = checkpoint(tmp_path, scheme, model_type)
+    model = identify(open_checkpoint(path))
+    decoder = build_decoder(model.spec, dtype=torch.float32, device=torch.device("cpu"), formats=model.formats)
+    load_weights(model, decoder)
+    seen = 0
+    for weight in model.weight_map.weights:
+        part, _, name = weight.source.rpartition(".")
+        if f"{part}.weight" in meant and weight.target.endswith("weight_packed"):
+            module = decoder.get_submodule(weight.target.rpartition(".")[0])
+            assert isinstance(module, Linear)
+            tensors = (getattr(module, f"weight_{n}", None) for n in ("packed", "scale", "zero_point"))
+            rows = dequantized(*tensors, dtype=torch.float64)[weight.offset : weight.offset + weight.shape[0]]
+            assert torch.equal(rows, meant[f"{part}.weight"]), (weight.source, name)
+            seen += 1
+    assert seen >= 4 * len(model.spec.layers)
+    allocated = sum(p.numel() * p.element_size() for p in decoder.parameters())
+    assert allocated == weight_bytes(model.weight_map, "float32")
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES["zero points"], SCHEMES["group 64"], SCHEMES["8 bits"]], ids=str)
+def test_served_as_its_dequantised_weights(tmp_path: Path, scheme: Scheme) -> None:
+    """In float64 the tokens are those of the plain checkpoint that has the rounded weights, log-probabilities too."""
+    path, meant = checkpoint(tmp_path / "packed", scheme)
+    plain = make_tiny_checkpoint(tmp_path / "plain", config=SIZES)
+    save_file({name: tensor.double() for name, tensor in meant.items()}, plain / "model.safetensors", metadata={"format": "pt"})
+    params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=3, ignore_eos=True)
+    prompts = [list(range(5, 40)), [7, 9, 11]]
+    answers = []
+    for directory in (path, plain):
+        with LLM(str(directory), device="cpu", dtype="float64", context=128, max_seqs=2) as llm:
+            answers.append(llm.generate(prompts, params))
+    for ours, expected in zip(*answers, strict=True):
+        assert ours.tokens == expected.tokens
+        for got, want in zip(ours.logprobs or (), expected.logprobs or (), strict=True):
+            assert got.logprob == pytest.approx(want.logprob, abs=1e-9)
+
+
+def test_told_without_torch(tmp_path: Path) -> None:
+    path, _ = checkpoint(tmp_path, Scheme())
+    code = ("import sys; from pathlib import Path; from headrace.plan.checkpoint import identify, open_checkpoint; "
+            f"m = identify(open_checkpoint(Path({str(path)!r}))); assert m.formats; sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "src"}).returncode == 0
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized' is not supported yet"),
+    ({"weights": {"num_bits": 3}}, "3 bits"),
+    ({"weights": {"type": "float"}}, "type 'float'"),
+    ({"weights": {"strategy": "tensor"}}, "strategy 'tensor'"),
+    ({"weights": {"num_bits": 8}}, "8-bit weights with strategy 'group'"),
+    ({"weights": {"actorder": "group"}}, "actorder 'group'"),
+    ({"input_activations": {"num_bits": 8, "dynamic": False}}, "activations with stored scales"),
+    ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config has format 'sparse-24-bitmask'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path, _ = checkpoint(tmp_path, Scheme())
+    made = settings(Scheme())
+    group = made["config_groups"]["group_0"]
+    group["weights"] |= change.get("weights", {})
+    group |= {k: v for k, v in change.items() if k == "input_activations"}
+    made |= {k: v for k, v in change.items() if k in ("format", "sparsity_config")}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": made}))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        identify(open_checkpoint(path))
+    assert "quantization_config" in str(caught.value)
+
+
+def test_mixtures_within_one_matrix_are_named(tmp_path: Path) -> None:
+    path = make_tiny_checkpoint(tmp_path, config=SIZES)
+    compress(path, Scheme(), lambda name: in_decoder(name) and "layers.3.self_attn.k_proj" not in name)
+    with pytest.raises(CheckpointError, match=r"'model.layers.3.self_attn.k_proj.weight' is plain"):
+        identify(open_checkpoint(path))
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("model.layers.0.mlp.gate_proj.weight_scale", "'model.layers.0.mlp.gate_proj.weight_scale' is missing"),
+    ("model.layers.0.mlp.gate_proj.weight_packed", "'model.layers.0.mlp.gate_proj.weight' is missing"),
+    ("model.layers.0.mlp.gate_proj.weight_zero_point", "quantised unlike others"),
+])
+def test_missing_parts_are_named(tmp_path: Path, name: str, message: str) -> None:
+    path, _ = checkpoint(tmp_path, Scheme(symmetric=False))
+    tensors = load_file(path / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        identify(open_checkpoint(path))
