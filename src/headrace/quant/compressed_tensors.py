@@ -2,9 +2,9 @@
 
 A linear layer X has, in place of X.weight: 4 bits in groups (or one scale a row): X.weight_packed int32 [O, I / 8],
 X.weight_scale [O, I / G] and, if not symmetric, X.weight_zero_point int32 [O / 8, I / G]; 8 bits with one scale a row:
-X.weight_packed int32 [O, I / 4] (pack-quantized) or X.weight int8 [O, I] (int-quantized), and X.weight_scale [O, 1]. X.weight_shape is implied. Which
-layers are quantised, and how, is read off the headers; the configuration only says what cannot be served. Activations are not
-quantised here, also where the configuration asks for it.
+X.weight_packed int32 [O, I / 4] (pack-quantized) or X.weight int8 [O, I] (int-quantized), and X.weight_scale [O, 1].
+X.weight_shape is implied. Which layers are quantised, and how, is read off the headers; the configuration only says what cannot
+be served. Activations are not quantised here, also where the configuration asks for it.
 """
 
 from __future__ import annotations
