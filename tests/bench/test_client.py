@@ -77,9 +77,13 @@ async def test_a_chat_is_timed_by_what_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("parts", "tokens"),
-    [([text_event("all of it", "length")], 5), ([text_event("a"), text_event("", "stop")], 1), ([text_event("", "stop")], 3)],
-)
-async def test_no_time_per_token_without_two_moments(
+    [
+        ([text_event("all of it", "length")], 5), ([text_event("all of it"), text_event("", "length")], 5),
+        ([text_event("all of "), text_event("it", "stop")], 1), ([text_event("all of ") + text_event("it", "stop")], 5),
+        ([text_event("", "stop")], 3),
+    ],
+)  # fmt: skip
+async def test_no_time_per_token_without_two_times_of_text(
     monkeypatch: pytest.MonkeyPatch, parts: list[bytes], tokens: int
 ) -> None:
     timed = [(100.5 + at, part) for at, part in enumerate(parts)]

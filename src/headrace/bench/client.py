@@ -59,9 +59,9 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per token after the first; None for less than two tokens, and if all of them came in one chunk."""
+        """Time per token after the first; None for less than two tokens, and if all text came in one chunk or at one time."""
         tokens = self.completion_tokens or 0
-        if tokens < 2 or not self.chunks_s or self.last_s is None or self.last_s == self.chunks_s[0]:
+        if tokens < 2 or len(self.chunks_s) < 2 or self.last_s is None or self.last_s == self.chunks_s[0]:
             return None
         return (self.last_s - self.chunks_s[0]) / (tokens - 1)
 
@@ -102,12 +102,12 @@ class _Chunk(msgspec.Struct):
 
 async def ask(server: Server, path: str, body: Mapping[str, Any], timeout_s: float) -> Answer:
     """Stream the answer to `body`, sent to `path`. Whatever goes wrong is the answer's `failure`."""
-    whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    whole = msgspec.json.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
     reader = _Reader(Answer(time.perf_counter()))
     answer = reader.answer
     try:
         async with asyncio.timeout(timeout_s):
-            response = await exchange(server, "POST", path, msgspec.json.encode(whole), reader.take)
+            response = await exchange(server, "POST", path, whole, reader.take)
         answer.failure = reader.fault(response, "the stream ended without [DONE]")
     except TimeoutError:
         answer.failure = Failure("timeout", f"not answered within {timeout_s:g} s")
