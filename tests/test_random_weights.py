@@ -18,17 +18,17 @@ from headrace.engine.requests import build_requests
 from headrace.errors import ConfigError
 from headrace.models.decoder import build_decoder
 from headrace.plan.budget import weight_bytes
-from headrace.plan.shapes import SHAPES, declared_model
+from headrace.plan.shapes import FORMATS, SHAPES, declared_model
 from headrace.random_weights import make_weights
 
 SMALL = {"device": "cpu", "context": 256, "max_seqs": 2}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [f"{name}:{format}" for name in SHAPES for format in FORMATS])
 def test_a_declared_model_is_what_the_decoder_has(name: str):
     model = declared_model(name)
     with torch.device("meta"):
-        decoder = build_decoder(model.spec, dtype=torch.bfloat16, device=torch.device("meta"))
+        decoder = build_decoder(model.spec, dtype=torch.bfloat16, device=torch.device("meta"), formats=model.formats)
     bytes_of = {n: p.numel() * p.element_size() for n, p in decoder.named_parameters()}
     assert sum(bytes_of.values()) == weight_bytes(model.weight_map, "bfloat16")
     assert {w.target for w in model.weight_map.weights} == bytes_of.keys()
@@ -69,6 +69,13 @@ async def test_a_process_of_its_own_serves_it(llm: LLM):
     finally:
         await engine.close()
     assert tokens == llm.generate("hello", params)[0].tokens
+
+
+def test_four_bits_serve_too():
+    params = SamplingParams(seed=1, max_tokens=2, logprobs=0, ignore_eos=True)
+    with LLM(random_weights="smollm2-135m:w4a16", **SMALL) as engine:
+        (answer,) = engine.generate("hello", params)
+    assert len(answer.tokens) == 2 and all(-20 < p.logprob < 0 for p in answer.logprobs or ())
 
 
 def test_activations_keep_their_scale():

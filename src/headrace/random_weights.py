@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from headrace.layers.linear import Linear
 from headrace.layers.norm import RmsNorm
 
 
@@ -21,10 +22,22 @@ def make_weights(decoder: nn.Module, seed: int = 0) -> None:
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in decoder.named_parameters():
         generator = generators.setdefault(parameter.device, torch.Generator(parameter.device).manual_seed(seed))
-        if name in centres:
+        if name.endswith((".weight_packed", ".weight_zero_point")):
+            limits = torch.iinfo(parameter.dtype)
+            parameter.data.random_(limits.min, limits.max + 1, generator=generator)
+        elif name.endswith(".weight_scale"):
+            layer = decoder.get_submodule(name.removesuffix(".weight_scale"))
+            assert isinstance(layer, Linear)
+            _fill_scales(parameter.data, layer.inputs, layer.get_parameter("weight_packed").dtype, generator)
+        elif name in centres:
             parameter.data.normal_(centres[name], 0.1, generator=generator)
         else:
             _fill(name, parameter.data, generator)
+
+
+def _fill_scales(data: Tensor, inputs: int, packed: torch.dtype, generator: torch.Generator) -> None:
+    """So that weights of random bits have a variance of about 1 / inputs: 16 codes vary by 4.6, 256 by 74."""
+    data.uniform_(0.5, 1.5, generator=generator).mul_(inputs**-0.5 / (4.6 if packed == torch.int32 else 74.0))
 
 
 def _fill(name: str, data: Tensor, generator: torch.Generator) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.models import declaration_for
-from headrace.models.spec import ModelSpec, WeightMap
+from headrace.models.spec import ModelSpec, Weight, WeightMap
 from headrace.plan.checkpoint import Checkpoint, Model, TensorHeader
+from headrace.quant.compressed_tensors import LowBit, stored_parts
 
 _QWEN38_27B_TEXT: Mapping[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -59,8 +61,14 @@ _SMOLLM2_135M: Mapping[str, Any] = {
 }
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {"qwen3.8-27b": _QWEN38_27B_TEXT, "smollm2-135m": _SMOLLM2_135M}
-FORMATS = ("bf16",)
-"""Weight formats that a shape may be asked for in; the first is what it is without one."""
+FORMATS = ("bf16", "w4a16", "w4a16-head8")
+"""Weight formats that a shape may be asked for in; the first is what it is without one.
+
+w4a16: linear layers of 4 bits in groups of 128, but for the decay's small ones and the head; that has 8 bits in w4a16-head8.
+"""
+_FOUR_BITS = LowBit(4, 128, scale="bfloat16")
+_EIGHT_BITS = LowBit(8, 0, scale="bfloat16")
+_BYTES = {"int32": ("I32", 4), "int8": ("I8", 1), None: ("BF16", 2), "bfloat16": ("BF16", 2)}
 
 
 def shape(name: str) -> Mapping[str, Any]:
@@ -83,6 +91,34 @@ def declared_model(text: str) -> Model:
     declaration = declaration_for(config["model_type"])
     spec: ModelSpec = declaration.spec(config)
     weight_map: WeightMap = declaration.weights(spec, None)
+    weight_map, formats = _stored(weight_map, format)
     path = Path(name)
-    tensors = {w.source: TensorHeader(path, "BF16", w.shape, 0, 2 * prod(w.shape)) for w in weight_map.weights}
-    return Model(Checkpoint(path, "hf", config, tensors), spec, weight_map)
+    tensors = {w.source: _header(path, w) for w in weight_map.weights}
+    return Model(Checkpoint(path, "hf", config, tensors), spec, weight_map, formats)
+
+
+def _stored(weight_map: WeightMap, format: str) -> tuple[WeightMap, Mapping[str, LowBit]]:
+    weights: list[Weight] = []
+    formats: dict[str, LowBit] = {}
+    for weight in weight_map.weights:
+        found = _format_of(weight, format)
+        if found is None:
+            weights.append(weight)
+        else:
+            formats[weight.target.removesuffix(".weight")] = found
+            weights += stored_parts(weight, found, {})
+    return replace(weight_map, weights=tuple(weights)), formats
+
+
+def _format_of(weight: Weight, format: str) -> LowBit | None:
+    if weight.target == "head.weight" and format == "w4a16-head8":
+        return _EIGHT_BITS
+    layer = weight.target.startswith("layers.") and len(weight.shape) == 2 and weight.target.endswith(".weight")
+    if format == "bf16" or not layer or weight.target.endswith(".ab.weight") or weight.shape[1] % 128:
+        return None
+    return _FOUR_BITS
+
+
+def _header(path: Path, weight: Weight) -> TensorHeader:
+    dtype, size = _BYTES[weight.dtype]
+    return TensorHeader(path, dtype, weight.shape, 0, size * prod(weight.shape))
