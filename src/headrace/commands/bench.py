@@ -28,7 +28,18 @@ def bench_app() -> typer.Typer:
         entry = scenario(name)
         help, *_ = inspect.cleandoc(entry.__doc__ or "").split("\n\n")
         app.command(name, help=help)(_command(name, entry))
+    app.command()(plot)
     return app
+
+
+def plot(
+    records: Annotated[list[Path], typer.Argument(help="Files that `headrace bench serve --json` wrote.", metavar="FILE...")],
+    out: Annotated[Path, typer.Option(help="The picture; its ending says of which kind.", metavar="FILE")] = Path("bench.png"),
+) -> None:
+    """Draw what `headrace bench serve` measured, a curve for each file. Needs matplotlib."""
+    from headrace.bench.plot import draw, read_curves
+
+    draw(read_curves(records), out)
 
 
 def _command(name: str, entry: Scenario) -> Callable[..., None]:
