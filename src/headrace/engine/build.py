@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
@@ -20,15 +21,19 @@ from headrace.plan.execution import resolve_execution
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import EngineInfo
 
+if TYPE_CHECKING:
+    from headrace.runner.runner import Runner
+
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine in this process, and what it turned out to be."""
+    """An engine in this process, and what it turned out to be. runner: what the core drives, for measurements."""
 
     core: EngineCore
     info: EngineInfo
+    runner: Runner
 
 
 def load_engine(path: Path, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
@@ -45,18 +50,18 @@ def build_engine(model: Model, config: EngineConfig, progress: Progress | None) 
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes)
     try:
-        core = _build_core(model, budget, dtypes, hardware, config, progress)
+        core, runner = _build_core(model, budget, dtypes, hardware, config, progress)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware))
+    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware), runner)
 
 
 def _build_core(
     model: Model, budget: Budget, dtypes: Dtypes, hardware: Hardware, config: EngineConfig, progress: Progress | None
-) -> EngineCore:
+) -> tuple[EngineCore, Runner]:
     import torch
 
     from headrace.loader import load_weights
@@ -75,7 +80,7 @@ def _build_core(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
     )
     scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
-    return EngineCore(scheduler, runner, depth=resolve_execution(config, hardware, dtypes.compute).depth)
+    return EngineCore(scheduler, runner, depth=resolve_execution(config, hardware, dtypes.compute).depth), runner
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -85,6 +90,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware) -> EngineInfo:
+    execution = resolve_execution(config, hardware, dtypes.compute)
     return EngineInfo(
         model=f"{config.random_weights}, random" if config.random_weights else os.path.abspath(model.checkpoint.path),
         device=hardware.kind,
@@ -95,7 +101,7 @@ def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *resolve_execution(config, hardware, dtypes.compute).notes, *budget.notes, *_unused(model.weight_map)),
+        notes=(*dtypes.notes, *execution.notes, *budget.notes, *_unused(model.weight_map)),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
 

@@ -62,7 +62,7 @@ class EngineCore:
             raise ValueError(f"a loop needs at least one plan, not {depth}")
         self._scheduler = scheduler
         self._runner = runner
-        self._depth = depth
+        self.depth = depth
         self._flight: deque[PendingStep] = deque()
         self._open: dict[str, None] = {}  # requests without a finish_reason yet, in order of arrival
         self._broken = ""
@@ -72,6 +72,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether a request is unfinished or a step uncommitted, so that `step` is worth calling."""
         return bool(self._open or self._flight)
+
+    @property
+    def open_requests(self) -> tuple[str, ...]:
+        """Ids of the unfinished requests, in order of arrival."""
+        return tuple(self._open)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError for an id that is held already."""
@@ -111,7 +116,7 @@ class EngineCore:
         if plan is not None:
             self._flight.append(self._runner.launch(plan))
         idle = not self._flight
-        if len(self._flight) == self._depth or (plan is None and not idle):
+        if len(self._flight) == self.depth or (plan is None and not idle):
             events += self._scheduler.commit(self._flight.popleft().result())
         events += self._scheduler.drain_events()
         if idle and not events and self._open:

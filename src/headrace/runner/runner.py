@@ -84,6 +84,7 @@ class Runner:
         chunk_tokens: int,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
+        self.layout = layout
         self._decoder = decoder
         self._pools = allocate_pools(spec, layout, dtypes, device)
         self._tables = PageTables(layout, context, device)
@@ -104,6 +105,29 @@ class Runner:
         hidden = self._decoder(batch, self._pools)  # [T, hidden]
         drawn = self._draw(sampled, hidden) if sampled else None
         return PendingStep(plan, drawn, self._prompt_scores(plan.rows, hidden), self._device)
+
+    @torch.inference_mode()
+    def fill_cache(self, seed: int = 0) -> None:
+        """Random numbers in every page, state and tail: a cache to measure with, of sequences that nobody computed."""
+        generator = torch.Generator(self._device).manual_seed(seed)
+        for tensors in (self._pools.keys, self._pools.values, self._pools.states, self._pools.conv_tails):
+            for tensor in tensors:
+                if tensor is None:
+                    continue
+                if tensor.is_floating_point() and tensor.itemsize > 1:
+                    tensor.normal_(0.0, 0.5, generator=generator)
+                else:  # codes
+                    tensor.view(torch.int8).random_(-64, 64, generator=generator)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The model's weights by name."""
+        return dict(self._decoder.named_parameters())
+
+    @property
+    def graph_bytes(self) -> dict[str, int]:
+        """What the graphs took of torch's memory and of the device's; nothing without them."""
+        graphs = self._graphs
+        return {"graphs_pool": graphs.pool_bytes, "graphs_device": graphs.device_bytes} if graphs else {}
 
     def close(self) -> None:
         """Let go of every tensor."""

@@ -1,0 +1,207 @@
+"""Measure one step of the engine in this process, embedding to sampled token, beside its floor in bytes and FLOPs.
+
+A step has --rows sequences with --query-tokens tokens each, --context tokens long; each may be given several times, and every
+combination is measured. With one query token it is the engine's own loop, scheduler included; with more, the same chunk again
+and again. Prompts are not computed: the cache holds random numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headrace.cache.layout import cache_groups
+from headrace.config import DEVICES, DTYPES, GRAPHS, KV_DTYPES, LOOPS, STATE_DTYPES, EngineConfig, setting
+from headrace.engine.model_source import find_model
+from headrace.errors import ConfigError
+from headrace.hardware import detect
+from headrace.plan.budget import state_bytes_per_sequence
+from headrace.plan.checkpoint import Model
+from headrace.plan.dtypes import Dtypes, itemsize, resolve_dtypes
+
+if TYPE_CHECKING:
+    from headrace.bench.floor import Ceilings
+    from headrace.bench.kernel_profile import Profile
+    from headrace.bench.step_engine import MeasuredEngine, Steps
+
+_WARM_UPS = 8
+_PROFILED = 10
+_KERNELS_SHOWN = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of `headrace bench step`."""
+
+    model: str | None = setting(None, "A Hugging Face directory or a GGUF file; the demo model if not given.", metavar="PATH")
+    random_weights: str | None = setting(None, "The named shape with random weights instead.", metavar="NAME[:FORMAT]")
+    rows: tuple[int, ...] = setting((), "Sequences in a step; 1 if not given.", metavar="N")
+    query_tokens: tuple[int, ...] = setting((), "Tokens of each of them; 1 if not given.", metavar="N")
+    context: tuple[int, ...] = setting((), "Tokens that each is long, half-way through; 1024 if not given.", metavar="N")
+    steps: int = setting(200, "Consecutive steps that are timed.", metavar="N")
+    device: str = setting("auto", "Where the model runs; auto takes a GPU if there is one.", choices=DEVICES)
+    dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
+    kv_dtype: str = setting("auto", "Type of cached keys and values.", choices=KV_DTYPES)
+    state_dtype: str = setting("auto", "Type of the recurrent states.", choices=STATE_DTYPES)
+    loop: str = setting("auto", "Whether a step is planned while the one before it runs.", choices=LOOPS)
+    graphs: str = setting("auto", "Whether decode steps are captured as CUDA graphs.", choices=GRAPHS)
+    read_tb_per_s: float | None = setting(None, "Rate of reading for the floor; measured if not given.", metavar="X")
+    matmul_tflops: float | None = setting(None, "Rate of matrix products for the floor; measured if not given.", metavar="X")
+    profile: bool = setting(False, "Also print the time in each kernel, and the share with none running (GPU only).")
+
+
+def run(settings: Settings, console: Console) -> dict[str, Any]:
+    """See `bench.scenarios`. The results' `steps` has an entry for each combination."""
+    import torch
+
+    from headrace.bench.step_engine import MeasuredEngine
+
+    loads = list(_loads(settings))
+    hardware = detect(settings.device)
+    if settings.profile and hardware.kind != "cuda":
+        raise ConfigError("--profile needs a CUDA device")
+    model = _model(settings)
+    config = _engine_config(settings, loads)
+    dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
+    ceilings = _ceilings(settings, torch.device(hardware.kind), dtypes)
+    config = replace(config, cache_bytes=_cache_bytes(model, config, dtypes))
+    began = time.perf_counter()
+    engine = MeasuredEngine(model, config)
+    ready_s = time.perf_counter() - began
+    try:
+        console.print(f"{engine.built.info.model} on {hardware.name}, {engine.built.info.dtype}; ready after {ready_s:.1f} s")
+        for note in engine.built.info.notes:
+            console.print(note)
+        measured = [_measure(engine, settings, model, dtypes, ceilings, load, console) for load in loads]
+    finally:
+        engine.close()
+    return {
+        "model": engine.built.info.model, "dtypes": {"compute": dtypes.compute, "kv": dtypes.kv, "state": dtypes.state},
+        "ready_s": ready_s, "ceilings": asdict(ceilings), "budget_bytes": dict(engine.built.info.budget),
+        "memory": _memory(engine), "steps": measured,
+    }
+
+
+def _loads(settings: Settings) -> Iterator[tuple[int, int, int]]:
+    """(rows, query tokens, context) of every combination. Raises ConfigError for one that cannot be."""
+    if settings.steps < 1:
+        raise ConfigError(f"--steps must be 1 or more, not {settings.steps}")
+    for rows, tokens, context in itertools.product(
+        settings.rows or (1,), settings.query_tokens or (1,), settings.context or (1024,)
+    ):
+        if rows < 1 or tokens < 1 or context < tokens:
+            raise ConfigError(f"{rows} rows of {tokens} query tokens and {context} tokens of context cannot be")
+        yield rows, tokens, context
+
+
+def _model(settings: Settings) -> Model:
+    config = EngineConfig(random_weights=settings.random_weights)
+    return find_model(None if settings.model is None else Path(settings.model), config)
+
+
+def _engine_config(settings: Settings, loads: list[tuple[int, int, int]]) -> EngineConfig:
+    """Room for the largest combination, and no more."""
+    longest = max(context for _, _, context in loads) + settings.steps + _WARM_UPS + _PROFILED + 8
+    return EngineConfig(
+        device=settings.device, dtype=settings.dtype, context=longest, max_seqs=max(rows for rows, _, _ in loads),
+        chunk_tokens=max(rows * tokens for rows, tokens, _ in loads), kv_dtype=settings.kv_dtype,
+        state_dtype=settings.state_dtype, loop=settings.loop, graphs=settings.graphs, random_weights=settings.random_weights,
+    )
+
+
+def _cache_bytes(model: Model, config: EngineConfig, dtypes: Dtypes) -> int:
+    assert config.context is not None and config.max_seqs is not None
+    tokens = config.context + 3 * config.page_tokens  # the scheduler keeps a page free for every sequence
+    kv = sum(group.token_elements for group in cache_groups(model.spec)) * itemsize(dtypes.kv)
+    return (config.max_seqs + 1) * (tokens * kv + state_bytes_per_sequence(model.spec, dtypes))
+
+
+def _ceilings(settings: Settings, device: Any, dtypes: Dtypes) -> Ceilings:
+    import torch
+
+    from headrace.bench.ceilings import measure_ceilings
+    from headrace.bench.floor import Ceilings
+
+    read, product = settings.read_tb_per_s, settings.matmul_tflops
+    if read and product:
+        return Ceilings(read * 1e12, product * 1e12)
+    found = measure_ceilings(device, getattr(torch, dtypes.compute))
+    return Ceilings(read * 1e12 if read else found.bytes_per_s, product * 1e12 if product else found.flops_per_s)
+
+
+def _measure(
+    engine: MeasuredEngine, settings: Settings, model: Model, dtypes: Dtypes, ceilings: Ceilings,
+    load: tuple[int, int, int], console: Console,
+) -> dict[str, Any]:
+    from headrace.bench.floor import Load, step_work
+
+    rows, tokens, context = load
+    steps = engine.steps(rows, tokens, context, settings.steps)
+    times = _times_s(steps, settings.steps)
+    profiled = _profile(steps) if settings.profile else None
+    steps.finish()
+    weights = {name: p.numel() * p.element_size() for name, p in engine.runner.parameters().items()}
+    work = step_work(model.spec, dtypes, weights, Load(rows, tokens, context))
+    step_s, floor_s = sum(times) / len(times), ceilings.floor_s(work)
+    found: dict[str, Any] = {
+        "rows": rows, "query_tokens": tokens, "context": context, "step_ms": step_s * 1e3,
+        "p50_ms": statistics.median(times) * 1e3, "p95_ms": sorted(times)[len(times) * 95 // 100] * 1e3,
+        "tokens_per_s": rows * tokens / step_s, "bytes": work.bytes, "flops": work.flops, "floor_ms": floor_s * 1e3,
+        "ratio": step_s / floor_s,
+    }
+    console.print(
+        f"rows {rows:4} x {tokens} tokens, context {context}: {found['step_ms']:.3f} ms (p50 {found['p50_ms']:.3f}, p95 "
+        f"{found['p95_ms']:.3f}), {found['tokens_per_s']:.0f} tokens/s; floor {found['floor_ms']:.3f} ms, "
+        f"{found['ratio']:.2f} x"
+    )
+    if profiled is not None:
+        found["profile"] = asdict(profiled)
+        _print_profile(console, profiled)
+    return found
+
+
+def _times_s(steps: Steps, count: int) -> list[float]:
+    """Wall clock from one step's return to the next one's."""
+    for _ in range(_WARM_UPS):
+        steps.step()
+    times = []
+    before = time.perf_counter()
+    for _ in range(count):
+        steps.step()
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
+    return times
+
+
+def _profile(steps: Steps) -> Profile:
+    from headrace.bench.kernel_profile import profile_steps
+
+    return profile_steps(steps.step, _PROFILED)
+
+
+def _print_profile(console: Console, found: Profile) -> None:
+    table = Table("kernel", "calls", "us", "share", caption=f"a step of {found.span_us:.0f} us, {found.idle_share:.1%} idle")
+    for kernel in found.kernels[:_KERNELS_SHOWN]:
+        share = f"{kernel.us / found.span_us:.1%}" if found.span_us else "-"
+        table.add_row(escape(kernel.name[:90]), f"{kernel.calls:g}", f"{kernel.us:.1f}", share)
+    console.print(table)
+
+
+def _memory(engine: MeasuredEngine) -> dict[str, int]:
+    """What torch held at most, and what the graphs took, in bytes; nothing on a CPU."""
+    import torch
+
+    if engine.built.info.device != "cuda":
+        return {}
+    graphs = engine.runner.graph_bytes
+    return {"peak_allocated": torch.cuda.max_memory_allocated(), "peak_reserved": torch.cuda.max_memory_reserved(), **graphs}

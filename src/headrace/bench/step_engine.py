@@ -1,0 +1,137 @@
+"""An engine whose steps can be measured without the prompts that lead to them: its cache holds random numbers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Protocol
+
+import torch
+
+from headrace.config import EngineConfig
+from headrace.engine.build import BuiltEngine, build_engine
+from headrace.engine.core import EngineCore
+from headrace.engine.core import PendingStep as Pending
+from headrace.plan.checkpoint import Model
+from headrace.runner.runner import Runner
+from headrace.scheduler.scheduler import Scheduler
+from headrace.types import Admission, PageUpdate, Request, Row, RowResult, SamplingParams, StepPlan, StepResult
+
+SAMPLING = SamplingParams(temperature=1.0, top_k=20, top_p=0.95)
+
+
+class Steps(Protocol):
+    """Steps of one shape, one after the other."""
+
+    def step(self) -> None: ...
+
+    def finish(self) -> None:
+        """Leave the engine as it was found."""
+
+
+@dataclass
+class _Skipped:
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
+class PromptSkipper:
+    """A runner that does not compute prompts: what their steps would leave behind is given to the first decoding step."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._admissions: list[Admission] = []
+        self._updates: dict[int, tuple[PageUpdate, ...]] = {}
+
+    def launch(self, plan: StepPlan) -> Pending:
+        if any(row.tokens for row in plan.rows):
+            return self._skip(plan)
+        rows = tuple(replace(row, page_updates=self._updates.pop(row.sequence, ()) + row.page_updates) for row in plan.rows)
+        admissions, self._admissions = tuple(self._admissions), []
+        return self._runner.launch(replace(plan, admissions=admissions, rows=rows))
+
+    def _skip(self, plan: StepPlan) -> Pending:
+        self._admissions += plan.admissions
+        for row in plan.rows:
+            self._updates[row.sequence] = self._updates.get(row.sequence, ()) + row.page_updates
+        return _Skipped(StepResult(plan.step, tuple(RowResult(row.sequence, (0,) * row.samples) for row in plan.rows)))
+
+    def close(self) -> None:
+        """The runner is its owner's to close."""
+
+
+class DecodeSteps:
+    """The engine's own loop, scheduler included: `rows` sequences decode, from `context` tokens on."""
+
+    _names = count()
+
+    def __init__(self, measured: MeasuredEngine, rows: int, context: int, steps: int) -> None:
+        scheduler = Scheduler(measured.runner.layout, chunk_tokens=rows * context)
+        self._core = EngineCore(scheduler, PromptSkipper(measured.runner), depth=measured.depth)
+        rng = torch.Generator().manual_seed(rows)
+        for number in range(rows):
+            prompt = tuple(torch.randint(0, measured.vocab_size, (context,), generator=rng).tolist())
+            # Never done before the measurement is.
+            self._core.add(Request(f"s{next(self._names)}", prompt, SAMPLING, number, steps + 16))
+        self._core.step()
+
+    def step(self) -> None:
+        self._core.step()
+
+    def finish(self) -> None:
+        for request in self._core.open_requests:
+            self._core.cancel(request)
+        while self._core.has_work:
+            self._core.step()
+
+
+class ChunkSteps:
+    """`rows` rows of `tokens` known tokens each, at the same positions in every step."""
+
+    def __init__(self, measured: MeasuredEngine, rows: int, tokens: int, context: int) -> None:
+        self._runner, self._depth = measured.runner, measured.depth
+        self._flight: deque[Pending] = deque()
+        layout = measured.runner.layout
+        pages = -(-context // layout.page_tokens)
+        groups = range(len(layout.groups))
+        requests = [Request(f"c{n}", (0,) * (context + 1), SAMPLING, n, 1) for n in range(rows)]
+        admissions = tuple(Admission(n, n, request) for n, request in enumerate(requests))
+        given = [tuple(PageUpdate(g, 0, tuple(range(n * pages, (n + 1) * pages))) for g in groups) for n in range(rows)]
+        rng = torch.Generator().manual_seed(tokens)
+        known = torch.randint(0, measured.vocab_size, (rows, tokens), generator=rng).tolist()
+        self._rows = tuple(Row(n, n, context - tokens, tuple(known[n])) for n in range(rows))
+        first = tuple(replace(row, page_updates=updates) for row, updates in zip(self._rows, given, strict=True))
+        self._plan = StepPlan(0, admissions, first)
+
+    def step(self) -> None:
+        self._flight.append(self._runner.launch(self._plan))
+        self._plan = StepPlan(self._plan.step + 1, (), self._rows)
+        if len(self._flight) == self._depth:
+            self._flight.popleft().result()
+
+    def finish(self) -> None:
+        while self._flight:
+            self._flight.popleft().result()
+
+
+class MeasuredEngine:
+    """One model with a cache of random numbers. depth: uncommitted steps, as the engine's loop has them."""
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self.built: BuiltEngine = build_engine(model, config, None)
+        self.runner: Runner = self.built.runner
+        self.depth = self.built.core.depth
+        self.vocab_size = self.built.info.vocab_size
+        self.runner.fill_cache()
+
+    def steps(self, rows: int, tokens: int, context: int, steps: int) -> Steps:
+        """Steps whose rows are `context` tokens long, in the middle of `steps` where they grow."""
+        if tokens == 1:
+            return DecodeSteps(self, rows, max(1, context - steps // 2), steps)
+        return ChunkSteps(self, rows, tokens, context)
+
+    def close(self) -> None:
+        self.built.core.close()
