@@ -1,4 +1,4 @@
-"""By hand, on a machine with a GPU: `PYTHONPATH=src:. python benchmarks/step.py`, decode steps of the 27B shape in several ways.
+"""By hand, on a machine with a GPU: `PYTHONPATH=src:. python benchmarks/step.py`, the 27B shape in several ways.
 
 Each way of running (--ways GRAPHS-LOOP) is `headrace bench step` for every --rows; what fails is told, and the rest goes on.
 """
