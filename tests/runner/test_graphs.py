@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tests.support.stub_decoder import SPEC, VOCAB, StubDecoder
+from torch import Tensor
 
 from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.engine.core import EngineCore
+from headrace.layers.batch import Batch, Pools
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import bucket_of, row_buckets
 from headrace.runner.runner import Runner
@@ -36,11 +38,13 @@ def requests(count: int) -> list[Request]:
     return made
 
 
-def engine(device: str, *, padding: bool, depth: int, pages: int) -> EngineCore:
+def engine(
+    device: str, *, padding: bool, depth: int, pages: int, decoder: Any = None, required: bool = False
+) -> EngineCore:
     layout = CacheLayout(cache_groups(SPEC), 4, (pages,), SLOTS, padding)
-    decoder: Any = StubDecoder()
+    decoder = decoder or StubDecoder()
     runner = Runner(SPEC, decoder, layout, Dtypes("float32", "float32", "float32"), torch.device(device), context=CONTEXT,
-                    chunk_tokens=32)
+                    chunk_tokens=32, graphs_required=required)
     return EngineCore(Scheduler(layout, chunk_tokens=32), runner, depth=depth)
 
 
@@ -88,6 +92,24 @@ def test_a_replayed_step_never_waits_for_the_device():
         runner.launch(plan)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class WaitingDecoder(StubDecoder):
+    """Looks at a number on the host."""
+
+    def __call__(self, batch: Batch, pools: Pools) -> Tensor:
+        batch.tokens.sum().item()
+        return super().__call__(batch, pools)
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_runs_eagerly_unless_graphs_are_required():
+    expected = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(12))
+    core = engine("cuda", padding=True, depth=2, pages=120, decoder=WaitingDecoder())
+    assert core._runner._graphs is None  # type: ignore[attr-defined]
+    assert tokens_of(core, requests(12)) == expected
+    with pytest.raises(RuntimeError, match="captur"):
+        engine("cuda", padding=True, depth=2, pages=120, decoder=WaitingDecoder(), required=True)
 
 
 def count_replays(core: EngineCore) -> list[int]:

@@ -77,7 +77,8 @@ def _build_core(
         load_weights(model, decoder, progress)
     decoder.prepare()
     runner = Runner(
-        model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
+        model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens,
+        graphs_required=config.graphs == "on",
     )
     scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
     return EngineCore(scheduler, runner, depth=resolve_execution(config, hardware, dtypes.compute).depth), runner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +70,8 @@ class Runner:
     """One model on one device with its cache. Plans must be launched in the order they were made.
 
     chunk_tokens: the most prompt tokens of a step. context: the longest sequence. A layout with padding is for a GPU: steps
-    of nothing but decoding rows are then captured as graphs, here, and replayed. The tokens are the same.
+    of nothing but decoding rows are then captured as graphs, here, and replayed. The tokens are the same. A model whose
+    operations cannot be captured runs eagerly, unless graphs are required.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Runner:
         *,
         context: int,
         chunk_tokens: int,
+        graphs_required: bool = False,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
         self.layout = layout
@@ -92,6 +95,7 @@ class Runner:
         self._sampler = Sampler(layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
         self._requests: list[Request | None] = [None] * layout.slots
         self._device = device
+        self._graphs_required = graphs_required
         self._graphs = self._capture(layout.slots, context) if layout.padding else None
 
     @torch.inference_mode()
@@ -141,8 +145,15 @@ class Runner:
             self._sampler.admit(admissions)
 
     @torch.inference_mode()
-    def _capture(self, max_rows: int, context: int) -> DecodeGraphs:
-        return DecodeGraphs(row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler, context)
+    def _capture(self, max_rows: int, context: int) -> DecodeGraphs | None:
+        try:
+            return DecodeGraphs(row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler, context)
+        except RuntimeError as error:  # an operation that waits for the device: shapes that only a reference computes
+            if isinstance(error, torch.OutOfMemoryError) or self._graphs_required:
+                raise
+            reason = str(error).partition("\n")[0]
+            logging.getLogger("headrace").warning("decode steps cannot be captured, and run eagerly: %s", reason)
+            return None
 
     def _draw(self, rows: SampledRows, hidden: Tensor) -> Drawn:
         """Sample a token for every row that ends in one."""
