@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.config import Dtype, EngineConfig
@@ -9,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 
 _ITEMSIZE: dict[Dtype, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-STORED_BYTES: dict[str, int] = {**_ITEMSIZE, "int32": 4, "int8": 1}
+STORED_BYTES: Mapping[str, int] = {"int32": 4, "int8": 1, **{str(name): size for name, size in _ITEMSIZE.items()}}
 """Bytes of one element of the types that a parameter may have whatever the model computes in."""
 _SHORT: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
