@@ -114,6 +114,10 @@ def test_addresses(url: str, server: Server) -> None:
     assert Server.at(server.url) == server
 
 
+def test_an_ipv6_address_has_brackets_in_the_request() -> None:
+    assert b"\r\nhost: [::1]:8000\r\n" in Server("::1", 8000).request("GET", "/", b"")
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x:port"])
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError, match="--url must look like"):

@@ -68,13 +68,16 @@ class Server:
         return cls(parts.hostname, port or (443 if tls else 80), path, tls, api_key)
 
     @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.path}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
     def request(self, method: str, path: str, body: bytes) -> bytes:
         """The bytes of a request for `path`, after whose response the server closes the connection."""
-        head = [f"{method} {self.path}{path} HTTP/1.1", f"host: {self.host}:{self.port}", "connection: close"]
+        head = [f"{method} {self.path}{path} HTTP/1.1", f"host: {self.authority}", "connection: close"]
         if self.api_key:
             head.append(f"authorization: Bearer {self.api_key}")
         if body:
