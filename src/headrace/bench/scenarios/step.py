@@ -82,12 +82,14 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
         for note in engine.built.info.notes:
             console.print(note)
         measured = [_measure(engine, settings, model, dtypes, ceilings, load, console) for load in loads]
+        memory = _memory(engine)
+        _print_memory(console, engine, memory)
     finally:
         engine.close()
     return {
         "model": engine.built.info.model, "dtypes": {"compute": dtypes.compute, "kv": dtypes.kv, "state": dtypes.state},
         "ready_s": ready_s, "ceilings": asdict(ceilings), "budget_bytes": dict(engine.built.info.budget),
-        "memory": _memory(engine), "steps": measured,
+        "memory": memory, "steps": measured,
     }
 
 
@@ -190,11 +192,26 @@ def _profile(steps: Steps) -> Profile:
 
 
 def _print_profile(console: Console, found: Profile) -> None:
-    table = Table("kernel", "calls", "us", "share", caption=f"a step of {found.span_us:.0f} us, {found.idle_share:.1%} idle")
+    table = Table("kernel", "calls", "us", "share", caption=_caption(found))
     for kernel in found.kernels[:_KERNELS_SHOWN]:
         share = f"{kernel.us / found.span_us:.1%}" if found.span_us else "-"
         table.add_row(escape(kernel.name[:90]), f"{kernel.calls:g}", f"{kernel.us:.1f}", share)
     console.print(table)
+
+
+def _caption(found: Profile) -> str:
+    return f"a step of {found.span_us:.0f} us: {found.idle_share:.1%} idle, {found.between_share:.1%} between steps"
+
+
+def _print_memory(console: Console, engine: MeasuredEngine, memory: dict[str, int]) -> None:
+    budget = dict(engine.built.info.budget)
+    if memory:
+        console.print(f"budget {sum(budget.values()):,} bytes; most allocated {memory['peak_allocated']:,}")
+    if "graphs" in budget and memory:
+        console.print(
+            f"graphs: budget {budget['graphs']:,} bytes; took {memory.get('graphs_pool', 0):,} of PyTorch's memory, "
+            f"{memory.get('graphs_device', 0):,} of the device's"
+        )
 
 
 def _memory(engine: MeasuredEngine) -> dict[str, int]:
