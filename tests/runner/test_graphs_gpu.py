@@ -1,0 +1,114 @@
+"""Captured steps of the real decoder against eager ones, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.cache.layout import CacheLayout, cache_groups
+from headrace.engine.core import EngineCore
+from headrace.models import qwen3_5
+from headrace.models.decoder import build_decoder
+from headrace.plan.dtypes import Dtypes
+from headrace.random_weights import make_weights
+from headrace.runner.runner import Runner
+from headrace.scheduler.scheduler import Scheduler
+from headrace.types import PageUpdate, Request, Row, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+CONFIG = {
+    "model_type": "qwen3_5_text", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 128, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+}
+CONTEXT, SLOTS, PAGE_TOKENS = 512, 12, 16
+PAGES = SLOTS * CONTEXT // PAGE_TOKENS
+
+
+def make_runner(dtype: str, *, padding: bool) -> Runner:
+    spec, device = qwen3_5.spec(CONFIG), torch.device("cuda")
+    decoder = build_decoder(spec, dtype=getattr(torch, dtype), device=device)
+    make_weights(decoder)
+    decoder.prepare()
+    dtypes: Any = Dtypes(dtype, dtype, "float32" if dtype == "float32" else "float16")  # type: ignore[arg-type]
+    layout = CacheLayout(cache_groups(spec), PAGE_TOKENS, (PAGES,), SLOTS, padding)
+    return Runner(spec, decoder, layout, dtypes, device, context=CONTEXT, chunk_tokens=128, graphs_required=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_replay_has_the_bits_of_the_eager_step(dtype: str) -> None:
+    runner: Any = make_runner(dtype, padding=True)
+    runner.fill_cache(seed=1)
+    runner._sampler.next_tokens.copy_(torch.arange(SLOTS + 1) * 7)
+    width = CONTEXT // PAGE_TOKENS
+    for count in (1, 3, 8, 12):
+        # Starts at a page's first and last token, at zero, and near the end of the context.
+        starts = [0, 15, 16, 300, CONTEXT - 1, 1, 77, 31, 32, 256, 255, 511][:count]
+        slots = [(5 * n + 3) % SLOTS for n in range(count)]
+        rows = tuple(
+            Row(n, slot, start, (), (), (PageUpdate(0, start // PAGE_TOKENS, (slot * width + start // PAGE_TOKENS,)),))
+            for n, (slot, start) in enumerate(zip(slots, starts, strict=True))
+        )
+        eager, after_eager = run_step(runner, rows, count, replay=False)
+        replayed, after_replay = run_step(runner, rows, count, replay=True)
+        assert torch.isfinite(eager).all() and float(eager.std()) > 0.1
+        assert torch.equal(replayed, eager)
+        assert all(torch.equal(a, b) for a, b in zip(after_replay, after_eager, strict=True))
+
+
+@torch.inference_mode()
+def run_step(runner: Any, rows: tuple[Row, ...], count: int, *, replay: bool) -> tuple[Tensor, list[Tensor]]:
+    """Logits of the rows, and what sequences own of the pools afterwards; the pools are put back."""
+    before = [pool.clone() for pool in own_pools(runner)]
+    graph = runner._graphs.graph_for(rows)
+    graph._write(rows)
+    graph._upload.send()
+    if replay:
+        graph._step.replay()
+    else:
+        graph._compute()
+    found = graph._logits[:count].clone(), [pool.clone() for pool in own_pools(runner)]
+    for pool, was in zip(own_pools(runner), before, strict=True):
+        pool.copy_(was)
+    return found
+
+
+def own_pools(runner: Any) -> list[Tensor]:
+    """All pools without their padding."""
+    pools = runner._pools
+    kinds = (pools.keys, pools.values, pools.states, pools.conv_tails)
+    return [pool[:-1] for kind in kinds for pool in kind if pool is not None]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_engines_tokens_are_those_without_graphs(depth: int) -> None:
+    """float32, where the number of rows that a product has hardly shows; a difference would be a near tie."""
+    expected = generate(make_runner("float32", padding=False), 1)
+    found = generate(make_runner("float32", padding=True), depth)
+    same = sum(found[name] == tokens for name, tokens in expected.items())
+    assert len(expected) == 40 and same >= 39, f"{same} of {len(expected)} are the same"
+
+
+def generate(runner: Runner, depth: int) -> dict[str, list[int]]:
+    core = EngineCore(Scheduler(runner.layout, chunk_tokens=128), runner, depth=depth)
+    generator = torch.Generator().manual_seed(3)
+    outputs: dict[str, list[int]] = {}
+    for number in range(40):
+        length = int(torch.randint(1, 200, (1,), generator=generator))
+        prompt = tuple(torch.randint(0, 1000, (length,), generator=generator).tolist())
+        params = SamplingParams(temperature=0.0 if number % 2 else 1.0, top_k=20 if number % 4 else 0, top_p=0.95)
+        request = Request(f"r{number}", prompt, params, number, 5 + number, eos_ids=(1, 2, 3))
+        outputs[request.id] = []
+        core.add(request)
+    while core.has_work:
+        for event in core.step():
+            assert event.finish_reason != "error", event.error
+            outputs[event.request].extend(event.tokens)
+    core.close()
+    return outputs
