@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DEVICE_TOP_K = 64
-"""The largest top_k that `draw_on_device` draws from."""
+"""The largest top_k that `draw_on_device` combines with top_p."""
 
 _CPU_CACHE_ELEMENTS = 2**16
 _GPU_BLOCK_ELEMENTS = 2**23
@@ -78,8 +78,8 @@ def _sample_by_ways(
 
 
 def draws_on_device(f: Features) -> bool:
-    """Whether `draw_on_device` draws a row of these features: greedy, a small top_k, or neither top_k nor top_p."""
-    return f.greedy or 0 < f.top_k <= DEVICE_TOP_K or not (f.top_k or f.nucleus)
+    """Whether `draw_on_device` draws a row of these features: all but those with top_p after a top_k above DEVICE_TOP_K."""
+    return f.greedy or f.top_k <= DEVICE_TOP_K or not f.nucleus
 
 
 def draw_on_device(
@@ -89,7 +89,7 @@ def draw_on_device(
 
     logits [R, V] float32, slots and positions [R] int64 -> [R] int64. With next_tokens [S] int64, each row's token is also
     put there at its slot, counted as generated, and marked where penalties count it. Slots may repeat only where the
-    results are ignored (padding). Takes 4 V / 64 + 8 V / 4,096 + 520 bytes of workspace a row (16.5 KB for 248,320 tokens).
+    results are ignored (padding). Takes at most V / 16 + V / 64 + 520 bytes of workspace a row (20 KB for 248,320 tokens).
     """
     from headrace.kernels.sample import triton
 
