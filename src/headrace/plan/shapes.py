@@ -12,7 +12,8 @@ from headrace.errors import ConfigError
 from headrace.models import declaration_for
 from headrace.models.spec import ModelSpec, Weight, WeightMap
 from headrace.plan.checkpoint import Checkpoint, Model, TensorHeader
-from headrace.quant.compressed_tensors import LowBit, stored_parts
+from headrace.quant import FORMATS as WEIGHT_FORMATS
+from headrace.quant import LinearFormat
 
 _QWEN38_27B_TEXT: Mapping[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -66,8 +67,9 @@ FORMATS = ("bf16", "w4a16", "w4a16-head8")
 
 w4a16: linear layers of 4 bits in groups of 128, but for the decay's small ones and the head; that has 8 bits in w4a16-head8.
 """
-_FOUR_BITS = LowBit(4, 128, scale="bfloat16")
-_EIGHT_BITS = LowBit(8, 0, scale="bfloat16")
+_LOW_BIT = WEIGHT_FORMATS["compressed_tensors"]  # asked for by name: its kernels need torch when they run, and this does not
+_FOUR_BITS = _LOW_BIT.LowBit(4, 128, scale="bfloat16")
+_EIGHT_BITS = _LOW_BIT.LowBit(8, 0, scale="bfloat16")
 _BYTES = {"int32": ("I32", 4), "int8": ("I8", 1), None: ("BF16", 2), "bfloat16": ("BF16", 2)}
 
 
@@ -97,20 +99,21 @@ def declared_model(text: str) -> Model:
     return Model(Checkpoint(path, "hf", config, tensors), spec, weight_map, formats)
 
 
-def _stored(weight_map: WeightMap, format: str) -> tuple[WeightMap, Mapping[str, LowBit]]:
+def _stored(weight_map: WeightMap, format: str) -> tuple[WeightMap, Mapping[str, LinearFormat]]:
     weights: list[Weight] = []
-    formats: dict[str, LowBit] = {}
+    formats: dict[str, LinearFormat] = {}
     for weight in weight_map.weights:
         found = _format_of(weight, format)
         if found is None:
             weights.append(weight)
         else:
             formats[weight.target.removesuffix(".weight")] = found
-            weights += stored_parts(weight, found, {})
+            weights += _LOW_BIT.stored_parts(weight, found, {})
     return replace(weight_map, weights=tuple(weights)), formats
 
 
-def _format_of(weight: Weight, format: str) -> LowBit | None:
+def _format_of(weight: Weight, format: str) -> Any:
+    """A LowBit, or None for plain weights."""
     if weight.target == "head.weight" and format == "w4a16-head8":
         return _EIGHT_BITS
     layer = weight.target.startswith("layers.") and len(weight.shape) == 2 and weight.target.endswith(".weight")
