@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from headrace.bench.floor import Ceilings, Load, Work, step_work
-from headrace.bench.kernel_profile import summarise
+from headrace.bench.kernel_profile import behind_pause, summarise
 from headrace.bench.scenarios import step
 from headrace.errors import ConfigError
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
@@ -65,6 +65,12 @@ def test_a_profile_counts_what_runs_and_what_does_not():
     found = summarise(spans, 2)
     assert [(k.name, k.calls, k.us) for k in found.kernels] == [("a", 1.0, 7.5), ("b", 1.0, 7.5), ("c", 0.5, 1.0)]
     assert found.span_us == 20.0 and found.idle_share == pytest.approx(15 / 40) and found.between_share == 0
+
+
+def test_a_profile_starts_behind_the_pause():
+    measured = [(1_400_000.0 + n, 1.0, "b") for n in range(3)]
+    assert behind_pause([*measured, (0.0, 5.0, "a"), (1_000_000.0, 2.0, "a")]) == [(1_000_000.0, 2.0, "a"), *measured]
+    assert behind_pause(measured) == measured and behind_pause([]) == []
 
 
 def test_gaps_beside_a_steps_first_copy_lie_between_steps():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+Span = tuple[float, float, str]
+"""Of one launch: (begin_us, duration_us, kernel)."""
 _STEP_BEGINS = "Memcpy HtoD"
 
 
@@ -35,26 +38,34 @@ class Profile:
 
 
 _WARM_UPS = 5
-"""Steps that the profiler sees and that are left out: it misses launches in the first ones."""
+_PAUSE_S = 0.3
+"""Before and after what is measured: the profiler's clocks differ, by tenths of a second even, and what seems to lie outside its
+own time is lost to it. Warm-ups and pauses are lost first."""
 
 
 def profile_steps(step: Callable[[], None], steps: int) -> Profile:
     """Profile `steps` calls of `step` on the current CUDA device. Copies and fills count as kernels."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(_WARM_UPS):
-            step()
-        torch.cuda.synchronize()
-        began_ns = time.time_ns()
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
+        for count in (_WARM_UPS, steps):
+            for _ in range(count):
+                step()
+            torch.cuda.synchronize()
+            time.sleep(_PAUSE_S)
     events: Any = profiler.profiler
-    device = [e for e in events.kineto_results.events() if "CUDA" in str(e.device_type()) and e.start_ns() >= began_ns]
-    return summarise(((e.start_ns() / 1e3, e.duration_ns() / 1e3, e.name()) for e in device), steps)
+    device = [e for e in events.kineto_results.events() if "CUDA" in str(e.device_type())]
+    return summarise(behind_pause([(e.start_ns() / 1e3, e.duration_ns() / 1e3, e.name()) for e in device]), steps)
 
 
-def summarise(spans: Iterable[tuple[float, float, str]], steps: int) -> Profile:
-    """(begin_us, duration_us, kernel) of every launch in `steps` steps; kernels by falling time."""
+def behind_pause(spans: list[Span]) -> list[Span]:
+    """Those after the longest gap, if it is a pause; the warm-ups before it may be lost as a whole."""
+    spans = sorted(spans)
+    gaps = [(later[0] - earlier[0] - earlier[1], index) for index, (earlier, later) in enumerate(pairwise(spans), 1)]
+    longest, first = max(gaps, default=(0.0, 0))
+    return spans[first:] if longest >= _PAUSE_S * 1e6 * 0.9 else spans
+
+
+def summarise(spans: Iterable[Span], steps: int) -> Profile:
+    """Of every launch in `steps` steps; kernels by falling time."""
     ordered = sorted(spans)
     by_name: dict[str, list[float]] = {}
     idle, between, end = 0.0, 0.0, ordered[0][0] if ordered else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ from headrace.types import Row
 
 _WORDS_PER_ROW = 6
 _WARM_UPS = 2
-"""Runs before a capture: kernels are compiled and libraries allocate their workspace, which a capture does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,22 @@ class DecodeGraph:
         self._where, self._sampled = (self._upload.tensor(span) for span in (self._inputs.slots, self._inputs.sampled))
         self._logits = over.logits[:size]
         self._tokens = torch.empty(size, dtype=torch.int64, device=device)
-        self._step = self._capture(self._compute)
-        self._drawing = self._capture(self._draw) if runs_triton(over.logits) else None
+        self._step, self._drawing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph() if runs_triton(over.logits) else None
+
+    def warm_up(self) -> None:
+        """Run all that will be captured: kernels are compiled and libraries allocate, which a capture does not allow."""
+        for _ in range(_WARM_UPS):
+            self._compute()
+            if self._drawing is not None:
+                self._draw()
+
+    def capture(self) -> None:
+        """After this the step can be replayed."""
+        with torch.cuda.graph(self._step, pool=self._over.memory):
+            self._compute()
+        if self._drawing is not None:
+            with torch.cuda.graph(self._drawing, pool=self._over.memory):
+                self._draw()
 
     def replay(self, rows: tuple[Row, ...]) -> Drawn:
         """Run the step for `rows`, of which there are at most `size`, and draw their tokens."""
@@ -80,14 +92,6 @@ class DecodeGraph:
             return sampler.draw_at(self._logits[:count], slots, self._where[:count], self._sampled[:count])
         self._drawing.replay()
         return sampler.drawn(self._logits[:count], self._tokens[:count], slots)
-
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        for _ in range(_WARM_UPS):
-            work()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._over.memory):
-            work()
-        return graph
 
     def _compute(self) -> None:
         at, over = self._upload.tensor, self._over
@@ -138,16 +142,17 @@ class DecodeGraphs:
     ) -> None:
         self._sizes = sizes
         self._updates_per_row = len(tables.entries)
-        torch.cuda.empty_cache()
-        free_bytes, reserved_bytes = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         logits = torch.empty(sizes[-1], sampler.vocab_size, dtype=sampler.dtype, device=sampler.device)
         over = Captured(decoder, pools, tables, sampler, logits, context, torch.cuda.graph_pool_handle())
-        # The largest first: the smaller ones fit into its memory.
         self._graphs = {size: DecodeGraph(size, over) for size in reversed(sizes)}
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        self.pool_bytes = torch.cuda.memory_reserved() - reserved_bytes
-        self.device_bytes = free_bytes - torch.cuda.mem_get_info()[0]
+        for graph in self._graphs.values():
+            graph.warm_up()
+        free_bytes, reserved_bytes = memory_left()
+        for graph in self._graphs.values():  # the largest first: the smaller ones fit into its memory
+            graph.capture()
+        free_after, reserved_after = memory_left()
+        self.pool_bytes = logits.nbytes + reserved_after - reserved_bytes
+        self.device_bytes = logits.nbytes + free_bytes - free_after
 
     def graph_for(self, rows: tuple[Row, ...]) -> DecodeGraph | None:
         """The graph that runs these rows; None if one has known tokens or draws none, or there is no graph so large."""
@@ -155,3 +160,10 @@ class DecodeGraphs:
         updates = sum(len(update.pages) for row in rows for update in row.page_updates)
         size = bucket_of(len(rows), self._sizes) if plain and updates <= len(rows) * self._updates_per_row else None
         return None if size is None else self._graphs[size]
+
+
+def memory_left() -> tuple[int, int]:
+    """(bytes of the device that nobody has, bytes that PyTorch has), with nothing in its cache."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
