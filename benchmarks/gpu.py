@@ -1,36 +1,26 @@
 """By hand, on a machine with a GPU: `PYTHONPATH=src:. python benchmarks/gpu.py`. Needs torch, transformers and tokenizers only.
 
 1. Tiny random checkpoints of every model type in float32: the GPU's tokens against the CPU's, greedy and seeded.
-2. A Qwen3.8-27B-shaped model with random bf16 weights made on the device: memory, prefill and decode, beside their floors.
+2. A Qwen3.8-27B-shaped model with random weights made on the device: memory, prefill, and tokens a second of the whole engine.
+`benchmarks/step.py` has its decode steps, beside their floors.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from headrace.cache.layout import cache_groups
 from headrace.config import EngineConfig
-from headrace.engine.build import load_engine
+from headrace.engine.build import build_engine, load_engine
 from headrace.engine.core import EngineCore
-from headrace.hardware import detect
-from headrace.models import declaration_for
-from headrace.models.decoder import build_decoder
-from headrace.models.spec import ModelSpec, WeightMap
-from headrace.plan.budget import make_budget, state_bytes_per_sequence
-from headrace.plan.dtypes import Dtypes, itemsize, resolve_dtypes
-from headrace.plan.shapes import shape
-from headrace.runner.runner import Runner
-from headrace.scheduler.scheduler import Scheduler
-from headrace.types import Request, SamplingParams
+from headrace.plan.shapes import declared_model
+from headrace.types import Request, SamplingParams, TokenEvent
 
 
 def generate(core: EngineCore, requests: list[Request]) -> dict[str, list[int]]:
@@ -89,95 +79,53 @@ def run_tiny() -> list[dict[str, object]]:
 # The 27B shape
 
 
-def randomise(module: nn.Module) -> None:
-    """Weights whose activations keep their scale: normal over the square root of the inputs; decays and norms as trained."""
-    for name, parameter in module.named_parameters():
-        if name.endswith("a_log"):
-            parameter.data.uniform_(0.0, 2.0)
-        elif name.endswith(("dt_bias", "norm.weight", "norm_weight")) or parameter.ndim == 1:
-            parameter.data.normal_(0.0, 0.1)
-        else:
-            parameter.data.normal_(0.0, 1 / math.sqrt(parameter.shape[-1]))
-
-
-@dataclass
-class Shape:
-    """The model on the device, and what its budget said."""
-
-    core: EngineCore
-    spec: ModelSpec
-    dtypes: Dtypes
-    predicted_bytes: int
-    weight_bytes: int
-
-
-def build_shape(name: str, config: EngineConfig) -> Shape:
-    fields = shape(name)
-    spec = declaration_for(fields["model_type"]).spec(fields)
-    device = torch.device("cuda")
-    hardware = detect("cuda")
-    dtypes = resolve_dtypes(config, hardware, fields["dtype"])
-    decoder = build_decoder(spec, dtype=getattr(torch, dtypes.compute), device=device)
-    randomise(decoder)
-    weight_bytes = sum(p.numel() * p.element_size() for p in decoder.parameters())
-    budget = make_budget(spec, WeightMap(()), hardware, config, dtypes)
-    runner = Runner(spec, decoder, budget.layout, dtypes, device, context=budget.context)
-    core = EngineCore(Scheduler(budget.layout, chunk_tokens=config.chunk_tokens), runner)
-    return Shape(core, spec, dtypes, budget.total_bytes + weight_bytes, weight_bytes)
-
-
-def measure(made: Shape, users: int, prompt_tokens: int, steps: int) -> dict[str, float]:
-    """Prefill of all prompts, then the median decode step."""
+def measure(core: EngineCore, vocab_size: int, users: int, prompt_tokens: int, steps: int) -> dict[str, float]:
+    """Prefill of all prompts, then decoding; the first prompt's time is that of a lone one's first token if there is one."""
     generator = torch.Generator().manual_seed(users)
     for i in range(users):
-        prompt = torch.randint(0, made.spec.vocab_size, (prompt_tokens,), generator=generator).tolist()
+        prompt = torch.randint(0, vocab_size, (prompt_tokens,), generator=generator).tolist()
         params = SamplingParams(top_k=20, top_p=0.95)
-        made.core.add(Request(f"{users}-{prompt_tokens}-{i}", tuple(prompt), params, seed=i, max_tokens=steps + 1))
-    began, seen, times = time.perf_counter(), 0, []
+        core.add(Request(f"{users}-{prompt_tokens}-{i}", tuple(prompt), params, seed=i, max_tokens=steps + 1))
+    began, seen = time.perf_counter(), 0
     while seen < users:
-        seen += sum(1 for event in made.core.step() if event.tokens)
+        seen += sum(1 for event in core.step() if event.tokens)
     prefill_s = time.perf_counter() - began
-    while made.core.has_work:
-        began = time.perf_counter()
-        made.core.step()
-        times.append(time.perf_counter() - began)
-    step_s = sorted(times)[len(times) // 2]
+    began = time.perf_counter()
+    tokens = sum(len(event.tokens) for event in _steps(core))
     return {
         "users": users,
         "prompt_tokens": prompt_tokens,
+        "prefill_s": prefill_s,
         "prefill_tokens_per_s": users * prompt_tokens / prefill_s,
-        "decode_step_ms": step_s * 1e3,
-        "decode_tokens_per_s": users / step_s,
-        "floor_ms": floor_bytes(made, users, prompt_tokens) / 3.9e12 * 1e3,
+        "decode_tokens_per_s": tokens / (time.perf_counter() - began),
     }
 
 
-def floor_bytes(made: Shape, users: int, context: int) -> float:
-    """Bytes of one decode step: weights once (the embedding is only looked up), KV read, states read and written."""
-    spec = made.spec
-    embedding = spec.vocab_size * spec.hidden * itemsize(made.dtypes.compute)
-    kv = sum(group.token_elements for group in cache_groups(spec)) * itemsize(made.dtypes.kv)
-    return made.weight_bytes - embedding + users * (context * kv + 2 * state_bytes_per_sequence(spec, made.dtypes))
+def _steps(core: EngineCore) -> Iterator[TokenEvent]:
+    while core.has_work:
+        yield from core.step()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="qwen3.8-27b")
+    parser.add_argument("--shape", default="qwen3.8-27b:bf16")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--chunk-tokens", type=int, default=2048)
+    parser.add_argument("--skip-tiny", action="store_true")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     options = parser.parse_args()
     figures: dict[str, object] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    figures["tiny"] = run_tiny()
-    sizes = {"context": 32_768, "max_seqs": 32, "chunk_tokens": 2048, "cache_bytes": 30 * 10**9}
-    config = EngineConfig(device="cuda", dtype="bfloat16", **sizes)
-    made = build_shape(options.shape, config)
-    loads = ((1, 128), (1, 1024), (1, 8192), (8, 1024), (32, 1024))
-    rows = [measure(made, users, tokens, options.steps) for users, tokens in loads]
-    for row in rows[1:]:  # the first one warms up
-        print({name: round(value, 2) for name, value in row.items()})
-    peak = torch.cuda.max_memory_allocated()
-    print(f"memory: budget {made.predicted_bytes:,} bytes, peak allocated {peak:,} ({peak / made.predicted_bytes:.1%})")
-    figures |= {"shape": options.shape, "steps": rows[1:], "budget_bytes": made.predicted_bytes, "peak_bytes": peak}
+    figures["tiny"] = [] if options.skip_tiny else run_tiny()
+    sizes = {"context": 34_000, "max_seqs": 32, "chunk_tokens": options.chunk_tokens, "cache_bytes": 12 * 10**9}
+    config = EngineConfig(device="cuda", random_weights=options.shape, **sizes)
+    built = build_engine(declared_model(options.shape), config, None)
+    loads = ((1, 128), (1, 1024), (1, 8192), (1, 32_768), (8, 1024), (32, 1024))
+    rows = [measure(built.core, built.info.vocab_size, users, tokens, options.steps) for users, tokens in (*loads, *loads)]
+    for row in rows[len(loads) :]:  # the first round warms up
+        print({name: round(value, 3) for name, value in row.items()})
+    peak, budget = torch.cuda.max_memory_allocated(), sum(bytes for _, bytes in built.info.budget)
+    print(f"memory: budget {budget:,} bytes, peak allocated {peak:,} ({peak / budget:.1%})")
+    figures |= {"shape": options.shape, "steps": rows[len(loads) :], "budget_bytes": budget, "peak_bytes": peak}
     if options.out:
         options.out.write_text(json.dumps(figures, indent=1))
 

@@ -39,8 +39,8 @@ class Profile:
 
 _WARM_UPS = 5
 _PAUSE_S = 0.3
-"""Before and after what is measured: the profiler's clocks differ, by tenths of a second even, and what seems to lie outside its
-own time is lost to it. Warm-ups and pauses are lost first."""
+"""Before and after what is measured: the profiler's clocks differ, even by tenths of a second, and what seems outside its time
+is lost to it. Warm-ups and pauses are lost first."""
 
 
 def profile_steps(step: Callable[[], None], steps: int) -> Profile:
