@@ -18,6 +18,10 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_LOGPROBS = 20
 """The most alternatives that `logprobs` and `prompt_logprobs` may ask for."""
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+"""The longest stop string. It travels with each of `n` requests, and looking for it takes memory for each character."""
+MAX_STOP_IDS = 1024
+MAX_SALT_CHARS = 1024
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
 
@@ -65,6 +69,7 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _check_types(self)
         object.__setattr__(self, "top_k", max(0, self.top_k) if self.top_k >= -1 else self.top_k)
         _check_numbers(self)
         _check_lists(self)
@@ -73,6 +78,22 @@ class SamplingParams:
 def _require(ok: bool, param: str, rule: str, value: object) -> None:
     if not ok:
         raise RequestError(f"{param} must be {rule}, not {value!r}", param=param)
+
+
+_WHOLE = ("n", "seed", "top_k", "logprobs", "prompt_logprobs", "min_tokens", "max_tokens")
+_MAY_BE_NONE = ("seed", "logprobs", "prompt_logprobs", "max_tokens")
+_REAL = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def _check_types(p: SamplingParams) -> None:
+    """HTTP bodies come with the right types; keywords in Python may not."""
+    for name in _WHOLE:
+        value = getattr(p, name)
+        _require(type(value) is int or (value is None and name in _MAY_BE_NONE), name, "an integer", value)
+    for name in _REAL:
+        value = getattr(p, name)
+        _require(isinstance(value, int | float) and not isinstance(value, bool), name, "a number", value)
+    _require(isinstance(p.cache_salt, str), "cache_salt", "a string", p.cache_salt)
 
 
 def _check_numbers(p: SamplingParams) -> None:
@@ -95,8 +116,13 @@ def _check_numbers(p: SamplingParams) -> None:
 def _check_lists(p: SamplingParams) -> None:
     _require(len(p.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(p.stop))
     _require(all(isinstance(s, str) and s for s in p.stop), "stop", "non-empty strings", list(p.stop))
+    longest = max(map(len, p.stop), default=0)
+    _require(longest <= MAX_STOP_CHARS, "stop", f"strings of at most {MAX_STOP_CHARS} characters", longest)
+    count = len(p.stop_token_ids)
+    _require(count <= MAX_STOP_IDS, "stop_token_ids", f"at most {MAX_STOP_IDS} token ids", count)
     _require(all(isinstance(t, int) and t >= 0 for t in p.stop_token_ids), "stop_token_ids", "token ids",
              list(p.stop_token_ids))
+    _require(len(p.cache_salt) <= MAX_SALT_CHARS, "cache_salt", f"at most {MAX_SALT_CHARS} characters", len(p.cache_salt))
     _require(len(p.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(p.logit_bias))
     for token, bias in p.logit_bias.items():
         _require(isinstance(token, int) and token >= 0, "logit_bias", "keyed by token ids", token)

@@ -67,9 +67,18 @@ def test_a_prompt_that_fills_the_context(length: int) -> None:
         (lambda: _build([1.0]), "prompt"),
         (lambda: _build(logit_bias={99999999: 5.0}), "logit_bias"),
         (lambda: _build(stop_token_ids=(5, 100)), "stop_token_ids"),
+        (lambda: _build(stop_token_ids=(5,) * 1025), "stop_token_ids"),
+        (lambda: _build(stop="x" * 1025), "stop"),
+        (lambda: _build(cache_salt="x" * 1025), "cache_salt"),
+        (lambda: _build(cache_salt=None), "cache_salt"),
+        (lambda: _build(temperature="hot"), "temperature"),
+        (lambda: _build(top_p=True), "top_p"),
+        (lambda: _build(max_tokens=1.5), "max_tokens"),
+        (lambda: _build(n=None), "n"),
+        (lambda: _build(seed="7"), "seed"),
     ],
 )
-def test_bad_ids_are_named(build: Any, param: str) -> None:
+def test_what_can_never_work_is_named(build: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         build()
     assert caught.value.param == param

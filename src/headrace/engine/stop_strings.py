@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,16 @@ class StopStrings:
         return complete
 
 
-def _fallbacks(stop: str) -> list[int]:
-    """For each beginning of `stop`: the length of the longest shorter beginning that it ends with."""
+@lru_cache(maxsize=64)
+def _fallbacks(stop: str) -> tuple[int, ...]:
+    """For each beginning of `stop`: the length of the longest shorter beginning that it ends with.
+
+    Remembered, since the choices of a request all ask for the same.
+    """
     table, matched = [0], 0
     for character in stop[1:]:
         while matched and stop[matched] != character:
             matched = table[matched - 1]
         matched += stop[matched] == character
         table.append(matched)
-    return table
+    return tuple(table)

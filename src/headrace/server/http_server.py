@@ -8,6 +8,7 @@ from collections.abc import Generator
 import uvicorn
 from fastapi import FastAPI
 
+from headrace.server.http_protocol import HttpProtocol
 from headrace.server.listen import BACKLOG
 
 LAST_WORDS_S = 2
@@ -17,7 +18,7 @@ LAST_WORDS_S = 2
 def http_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_keep_alive=75, backlog=BACKLOG,
-        timeout_graceful_shutdown=LAST_WORDS_S, ws="none",
+        timeout_graceful_shutdown=LAST_WORDS_S, ws="none", http=HttpProtocol,
     )
 
 
