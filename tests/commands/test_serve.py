@@ -16,6 +16,10 @@ import pytest
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace.commands.chat_client import ChatClient
+from headrace.commands.serve import chat_template
+from headrace.config import ServerConfig
+from headrace.engine.tokenizer import load_tokenizer
+from headrace.errors import ConfigError
 
 SERVE = [sys.executable, "-c", "from headrace.cli import main; main()", "serve"]
 
@@ -77,6 +81,7 @@ def test_ctrl_c_while_loading_ends_it_quietly(checkpoint: Path) -> None:
         (["--host", "0.0.0.0"], "host 0.0.0.0 can be reached by others"),
         (["--port", "70000"], "port must be from 0 to 65535"),
         (["--chat-template", "no-such-file"], "--chat-template no-such-file: "),
+        (["--drain-s", "nan"], "drain_s must be"),
     ],
 )
 def test_a_setting_that_cannot_work_is_told_at_once(checkpoint: Path, arguments: list[str], words: str) -> None:
@@ -84,6 +89,12 @@ def test_a_setting_that_cannot_work_is_told_at_once(checkpoint: Path, arguments:
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"headrace: {words}")
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_template_that_is_none_is_told_with_its_file(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jinja").write_text("{% for x in %}")
+    with pytest.raises(ConfigError, match=r"--chat-template .*bad\.jinja: .*line 1"):
+        chat_template(ServerConfig(chat_template=str(tmp_path / "bad.jinja")), load_tokenizer(checkpoint))
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,13 @@ def test_tokens_listed_only_in_the_config_are_added(tmp_path: Path) -> None:
         load_tokenizer(bad)
 
 
+@pytest.mark.parametrize("listed", ["x", 5, [{"content": "a"}], {"first": {"content": "a"}}, {"-1": {"content": "a"}}])
+def test_a_malformed_list_of_added_tokens_is_named(tmp_path: Path, listed: Any) -> None:
+    write_directory(tmp_path, byte_level(), tokenizer_config={"added_tokens_decoder": listed})
+    with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        load_tokenizer(tmp_path)
+
+
 def test_chat_template_of_each_file(tmp_path: Path) -> None:
     def template(name: str, **files: Any) -> str | None:
         return load_tokenizer(write_directory(tmp_path / name, byte_level(), **files)).chat_template
@@ -256,6 +263,7 @@ def test_chat_template_of_each_file(tmp_path: Path) -> None:
     assert template("none") is None
     assert template("config", tokenizer_config={"chat_template": "C"}) == "C"
     assert template("named", tokenizer_config={"chat_template": named}) == "D"
+    assert template("nameless", tokenizer_config={"chat_template": [{"a": 1}, "x", {"name": "default"}]}) is None
     assert template("json", tokenizer_config={"chat_template": "C"}, chat_template={"chat_template": "J"}) == "J"
     (tmp_path / "json" / "chat_template.jinja").write_text("{# é #}X")
     assert load_tokenizer(tmp_path / "json").chat_template == "{# é #}X"

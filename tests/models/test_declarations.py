@@ -103,6 +103,16 @@ def test_bad_counts_name_their_field(model_type: str, field: str, value: Any) ->
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("value", [4097, 10**12, 2**70])
+def test_layers_beyond_reason_take_no_memory(model_type: str, value: int) -> None:
+    declaration, config, _ = declared(model_type)
+    text_of(config)["num_hidden_layers"] = value
+    text_of(config).pop("layer_types", None)
+    with pytest.raises(CheckpointError, match="num_hidden_layers"):
+        declaration.spec(config)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize(("field", "value"), [
     ("hidden_act", "gelu"),
     ("num_key_value_heads", 3),

@@ -28,6 +28,11 @@ def test_windows_apply_only_when_they_are_switched_on() -> None:
     assert windows(use_sliding_window=False, layer_types=["sliding_attention"] * 4) == [None] * 4
 
 
+def test_a_first_window_layer_that_is_no_number_is_named() -> None:
+    with pytest.raises(CheckpointError, match="'max_window_layers'"):
+        windows(use_sliding_window=True, max_window_layers="x")
+
+
 def test_layer_types_must_be_as_many_as_layers() -> None:
     with pytest.raises(CheckpointError, match="'layer_types'"):
         windows(layer_types=["full_attention"] * 3)

@@ -433,6 +433,12 @@ async def test_a26_a_served_name(tokenizer: Tokenizer) -> None:
         await front.refused(CHAT, {"model": "scripted", "messages": HI}, 404)
 
 
+async def test_a_name_that_json_cannot_carry_is_made_printable(tokenizer: Tokenizer) -> None:
+    async with LiveFront(tokenizer, ServerConfig(served_name="m\udcff\n")) as front:
+        assert (await front.chat())["model"] == "m\ufffd\ufffd"
+        assert (await front.client.get("/v1/models")).json()["data"][0]["id"] == "m\ufffd\ufffd"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_full_queue_turns_the_whole_request_away(tokenizer: Tokenizer, stream: bool) -> None:
     async with LiveFront(tokenizer, capacity=2) as front:

@@ -148,11 +148,22 @@ async def _never() -> Service:
     raise CheckpointError("never loaded")
 
 
+@pytest.mark.parametrize(("setting", "value"), [
+    ("max_queue", -1), ("max_body_bytes", 0), ("drain_s", -1.0), ("drain_s", float("nan")),
+])
+def test_numbers_that_cannot_work(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        run(_never, ServerConfig(port=0, **{setting: value}))
+
+
 def test_addresses_that_cannot_be_had() -> None:
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0.*--api-key"):
         run(_never, ServerConfig(host="0.0.0.0"))
     with pytest.raises(ConfigError, match="api_key"):
         run(_never, ServerConfig(api_key=("",)))
+    for key in ("\udcff", " k", "a\nb"):
+        with pytest.raises(ConfigError, match="api_key"):
+            run(_never, ServerConfig(api_key=(key,)))
     with pytest.raises(ConfigError, match="70000"):
         run(_never, ServerConfig(port=70000))
     with pytest.raises(ConfigError, match="no-such-host"):

@@ -19,7 +19,7 @@ from headrace.engine.chat import ChatTemplate
 from headrace.engine.model_source import find_model, find_tokenizer
 from headrace.engine.process import EngineProcess
 from headrace.engine.tokenizer import Tokenizer
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.plan.checkpoint import Model
 from headrace.server.serve import Service, run
 from headrace.types import EngineInfo
@@ -53,7 +53,10 @@ def chat_template(server: ServerConfig, tokenizer: Tokenizer) -> ChatTemplate | 
         source = Path(server.chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--chat-template {server.chat_template}: {error}") from None
-    return ChatTemplate(source, tokenizer)
+    try:
+        return ChatTemplate(source, tokenizer)
+    except CheckpointError as error:
+        raise ConfigError(f"--chat-template {server.chat_template}: {error}") from None
 
 
 def log_to_stderr() -> None:

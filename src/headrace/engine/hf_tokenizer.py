@@ -66,6 +66,8 @@ def _additional_tokens(config: Mapping[str, Any]) -> list[str]:
 def _add_listed_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
     """Tokens that only tokenizer_config.json lists must get the ids it gives them."""
     listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, Mapping) or not all(token.isdecimal() for token in listed):
+        raise CheckpointError(f"{path}: added_tokens_decoder must give a token for each id")
     for token, entry in sorted((int(token), entry) for token, entry in listed.items()):
         content = _text(entry)
         if content is None or library.token_to_id(content) is not None:
@@ -114,6 +116,6 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
             raise CheckpointError(f"{plain} cannot be read: {error}") from None
     value = _optional(directory / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        value = named.get("default")
+        entries = [entry for entry in value if isinstance(entry, Mapping)]
+        value = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     return value if isinstance(value, str) else None

@@ -8,6 +8,8 @@ from typing import Any
 from headrace.errors import CheckpointError
 from headrace.models.spec import RopeSpec
 
+MAX_LAYERS = 4096
+
 
 class Fields:
     """The fields of one mapping in config.json; `path` is how errors call it ("" or "text_config.")."""
@@ -20,11 +22,18 @@ class Fields:
         return self._config.get(name)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+        """A whole number of at least 1, of 64 bits."""
         value = self.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**63:
             raise self.error(name, "must be a positive whole number")
+        return value
+
+    def layer_count(self, name: str) -> int:
+        """A whole number from 1 to MAX_LAYERS: as many layers are listed before their tensors are looked for."""
+        value = self.count(name)
+        if value > MAX_LAYERS:
+            raise self.error(name, f"must be at most {MAX_LAYERS}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -25,7 +25,7 @@ def spec(config: Mapping[str, Any]) -> ModelSpec:
         model_type="llama",
         vocab_size=fields.count("vocab_size"),
         hidden=hidden,
-        layers=(layer,) * fields.count("num_hidden_layers"),
+        layers=(layer,) * fields.layer_count("num_hidden_layers"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_context=fields.count("max_position_embeddings", 2048),
         tied=fields.flag("tie_word_embeddings"),

@@ -37,12 +37,14 @@ def spec(config: Mapping[str, Any]) -> ModelSpec:
 
 def _windows(fields: Fields) -> tuple[int | None, ...]:
     """Each layer's window: by layer_types, or sliding from layer max_window_layers on."""
-    count, sliding = fields.count("num_hidden_layers"), fields.flag("use_sliding_window")
+    count, sliding = fields.layer_count("num_hidden_layers"), fields.flag("use_sliding_window")
     window = fields.count("sliding_window", 4096) if sliding else None
     types = fields.choices("layer_types", ("full_attention", "sliding_attention"))
     if types is None:
         first = fields.get("max_window_layers")
         first = 28 if first is None else first
+        if type(first) is not int:
+            raise fields.error("max_window_layers", "must be a whole number")
         return tuple(window if i >= first else None for i in range(count))
     if len(types) != count:
         raise fields.error("layer_types", f"must have num_hidden_layers, {count}, entries")

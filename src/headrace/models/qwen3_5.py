@@ -58,7 +58,7 @@ def _gated_delta(fields: Fields) -> GatedDeltaSpec:
 
 def _layer_types(fields: Fields) -> tuple[str, ...]:
     """By layer_types, or a full-attention layer at the end of every full_attention_interval layers."""
-    count = fields.count("num_hidden_layers")
+    count = fields.layer_count("num_hidden_layers")
     types = fields.choices("layer_types", ("full_attention", "linear_attention"))
     if types is None:
         interval = fields.count("full_attention_interval", 4)

@@ -25,6 +25,11 @@ BUSY_HEARTBEAT_S = 30.0
 """A single long step shows no sign of life; an idle loop does so many times a second."""
 
 
+def printable(name: str) -> str:
+    """A name that JSON and one line can carry: file names may hold bytes that are no text, and line ends."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+
+
 class Front:
     """One server's state. Lives in one asyncio loop."""
 
@@ -42,7 +47,7 @@ class Front:
         self.chat_template = chat_template
         self.config = config
         self.keep_alive_s = keep_alive_s
-        self.model = config.served_name or engine.info.model.rstrip("/").rpartition("/")[2]
+        self.model = printable(config.served_name or engine.info.model.rstrip("/").rpartition("/")[2])
         self.created_s = int(time.time())
         self.metrics = Metrics(engine.stats)
         self.bodies = BodyReader(config.max_body_bytes)

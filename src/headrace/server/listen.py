@@ -15,9 +15,11 @@ BACKLOG = 4096
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raises ConfigError for an address that others can reach without an API key, and for an empty key."""
+    """Raises ConfigError for an address that others can reach without an API key, and for a key that no header can carry."""
     if not all(config.api_key):
         raise ConfigError("api_key must not be empty")
+    if not all(key.isprintable() and key == key.strip() for key in config.api_key):
+        raise ConfigError("api_key must be printable text without spaces around it: no client could send another")
     if not config.api_key and not is_loopback(config.host):
         raise ConfigError(f"host {config.host} can be reached by others: give an --api-key, or listen on 127.0.0.1")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ServerConfig
 from headrace.engine.client import Engine
+from headrace.errors import ConfigError
 from headrace.server.app import create_app
 from headrace.server.front import Front
 from headrace.server.http_server import LAST_WORDS_S, HttpServer, http_config
@@ -44,12 +45,23 @@ def run(start: Callable[[], Awaitable[Service]], config: ServerConfig, *, announ
     `start` loads the model, in the server's own loop, after the port has been taken; its exceptions pass through. `announce`
     gets one line when requests are answered. SIGTERM and SIGINT drain (new requests get 503, running ones config.drain_s to
     finish) and the code is 0; a second signal ends the process at once. The code is 1 when the engine died, 128 + signal when
-    a signal came while loading. Raises ConfigError for an address that cannot be had, or that needs an API key.
+    a signal came while loading. Raises ConfigError for an address that cannot be had, or that needs an API key, and for
+    a setting that cannot work.
     """
     check_exposure(config)
+    _check_numbers(config)
     allow_many_connections()
     with bind(config.host, config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(start, config, sock, announce))
+
+
+def _check_numbers(config: ServerConfig) -> None:
+    if config.max_queue < 0:
+        raise ConfigError(f"max_queue must be 0 or more, not {config.max_queue}")
+    if config.max_body_bytes < 1:
+        raise ConfigError(f"max_body_bytes must be 1 or more, not {config.max_body_bytes}")
+    if not config.drain_s >= 0:  # so that nan is refused too
+        raise ConfigError(f"drain_s must be 0 or more, not {config.drain_s}")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
