@@ -25,6 +25,7 @@ def test_help_lists_the_commands() -> None:
         (["serve", "--device", "tpu"], "device must be one of auto, cpu, cuda, not 'tpu'"),
         (["serve", "no/such/model"], "model no/such/model does not exist"),
         (["info", "no/such/model"], "model no/such/model does not exist"),
+        (["info", "no\nsuch"], "model no such does not exist"),
         (["chat", "--url", "ftp://x"], "--url must look like"),
     ],
 )

@@ -26,7 +26,7 @@ def main() -> None:
     try:
         app()
     except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr)
+        print(f"headrace: {' '.join(str(error).splitlines())}", file=sys.stderr)  # names of files may hold line ends
         sys.exit(2 if isinstance(error, CheckpointError | ConfigError) else 1)
 
 

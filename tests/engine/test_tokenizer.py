@@ -173,6 +173,7 @@ def test_gguf_added_tokens_stay_and_control_tokens_do_not(tmp_path: Path) -> Non
         ({"merges": None}, ["tokenizer.ggml.merges"]),
         ({"merges": ["q q q"]}, ["tokenizer.ggml.merges"]),
         ({"merges": ["nope nada"]}, ["tokenizer.ggml.merges"]),
+        ({"merges": [b"\xff a"]}, ["tokenizer.ggml.merges[0]", "UTF-8"]),
         ({"bos_token_id": 99999}, ["tokenizer.ggml.bos_token_id", "99999"]),
     ],
 )

@@ -106,17 +106,30 @@ def _rules(metadata: Mapping[str, Any], path: Path) -> _Rules:
     return _PRE[pre]
 
 
+def _is_text(text: str) -> bool:
+    """Whether it was read from UTF-8: other bytes became lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _library(tokens: list[str], merges: list[str], rules: _Rules, path: Path) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise CheckpointError(f"{path}: tokenizer.ggml.tokens holds a token twice")
     if not merges:
         raise CheckpointError(f"{path}: tokenizer.ggml.merges is missing")
+    for name, texts in (("tokens", tokens), ("merges", merges)):
+        if not _is_text("".join(texts)):  # one look at all of them takes a hundredth of the time
+            damaged = next(index for index, text in enumerate(texts) if not _is_text(text))
+            raise CheckpointError(f"{path}: tokenizer.ggml.{name}[{damaged}] is not UTF-8")
     try:
         pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
         library = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rules.whole_words))
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path}: tokenizer.ggml.merges do not fit the tokens: {error}") from None
+        raise CheckpointError(f"{path}: tokenizer.ggml.merges do not fit the tokens: {' '.join(str(error).split())}") from None
     if rules.nfc:
         library.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.splits]
