@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.compressed import Scheme, compress, settings
+from tests.support.compressed import Scheme, compress, quantise, settings
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace import LLM, SamplingParams
@@ -22,6 +22,7 @@ from headrace.loader import load_weights
 from headrace.models.decoder import build_decoder
 from headrace.plan.budget import weight_bytes
 from headrace.plan.checkpoint import identify, open_checkpoint
+from headrace.quant.compressed_tensors import LowBit
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "linear_value_head_dim": 16, "head_dim": 16}
 SCHEMES = {
@@ -133,3 +134,22 @@ def test_missing_parts_are_named(tmp_path: Path, name: str, message: str) -> Non
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=message):
         identify(open_checkpoint(path))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", [Scheme(4, 128), Scheme(4, 32, symmetric=False), Scheme(8, 0)], ids=str)
+def test_a_prepared_layer_on_a_gpu(scheme: Scheme) -> None:
+    """Loaded rows are put into the kernels' order, and give what they gave before."""
+    parts, meant = quantise(torch.randn(144, 384), scheme)
+    layer = Linear(384, 144, dtype=torch.bfloat16, device=torch.device("cuda"))
+    layer.allocate(LowBit(scheme.bits, scheme.group, not scheme.symmetric, "bfloat16"))
+    packed = parts.pop("weight_packed")
+    parts["weight_packed"] = packed if scheme.bits == 4 else packed.view(torch.int8) ^ -128
+    for name, parameter in layer.named_parameters():
+        parameter.data.copy_(parts[name])
+    layer.prepare()
+    assert layer.prepared
+    x = torch.randn(5, 384, dtype=torch.bfloat16)
+    expected = x.double() @ meant.T
+    error = (layer(x.cuda()).double().cpu() - expected).abs()
+    assert float(error.max()) <= 0.03 * float(expected.square().mean().sqrt())

@@ -30,13 +30,18 @@ def can_tile(outputs: int, inputs: int, group: int, *, zeros: bool) -> bool:
 
 @torch.no_grad()
 def tile_(packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, undo: bool = False) -> None:
-    """Reorder a weight in place, a few million numbers at a time; undo reverses it. Shapes and bytes stay."""
+    """Reorder a weight in place, a few million numbers at a time; undo reverses it. Shapes and bytes stay.
+
+    Waits for the device: the kernels read weights before they wait for the kernels before them.
+    """
     four_bits = packed.dtype == torch.int32
     _reorder_(packed, _order(16 * packed.shape[1] * (8 if four_bits else 1), _AXES, _FOUR_BITS if four_bits else _EIGHT_BITS),
               undo)
     _reorder_(scale, _order(16 * scale.shape[1], (2, 8, -1), (2, 1, 0)), undo)
     if zero is not None:
         _reorder_(zero, _order(16 * zero.shape[1], (2, -1, 8), (1, 2, 0)), undo)
+    if packed.is_cuda:
+        torch.cuda.synchronize(packed.device)
 
 
 def _order(numbers: int, axes: tuple[int, ...], permutation: tuple[int, ...]) -> Tensor:

@@ -146,20 +146,6 @@ extern "C" __global__ void __launch_bounds__(256, COLUMNS <= 4 ? 2 : 1) many_row
   }
   for (int i = threadIdx.x; i < BLOCK_ROWS * 32; i += 256) {
     const int r = first_row + i / 32, n = blockIdx.y * 128 + i % 32 * 4;
-    if (r >= rows || n >= outputs) continue;
-    float4 v = *(float4*)(sums + i / 32 * PAD + i % 32 * 4);
-    if (!GROUP) {
-      const uint4 s = __ldg((const uint4*)(scale + n / 16 * 8 + n % 8));
-      const bool upper = n % 16 >= 8;
-      v.x *= upper ? high_number(s.x, SCALE_BF16) : low_number(s.x, SCALE_BF16);
-      v.y *= upper ? high_number(s.y, SCALE_BF16) : low_number(s.y, SCALE_BF16);
-      v.z *= upper ? high_number(s.z, SCALE_BF16) : low_number(s.z, SCALE_BF16);
-      v.w *= upper ? high_number(s.w, SCALE_BF16) : low_number(s.w, SCALE_BF16);
-    }
-    const long long at = (long long)r * outputs + n;
-    if (PARTS)
-      *(float4*)((float*)y + (long long)blockIdx.z * rows * outputs + at) = v;
-    else
-      *(uint2*)((u16*)y + at) = make_uint2(pack2(v.x, v.y), pack2(v.z, v.w));
+    if (r < rows && n < outputs) store_sums(*(float4*)(sums + i / 32 * PAD + i % 32 * 4), y, scale, r, n, rows, outputs);
   }
 }

@@ -132,3 +132,22 @@ __device__ __forceinline__ void decode(u32 (&a)[4], const uint4* vectors, int st
 }
 
 __device__ __forceinline__ void symmetric_points(u32 (&z)[2]) { z[0] = z[1] = MAGIC | 0x00080008u; }
+
+#ifdef PARTS
+// Four outputs' sums of a row: scaled, if a row has one scale, and stored, or kept for sum_parts in float32 [parts, rows, outputs].
+__device__ __forceinline__ void store_sums(float4 v, void* y, const u32* scale, int row, int output, int rows, int outputs) {
+  if (!GROUP) {
+    const uint4 s = __ldg((const uint4*)(scale + output / 16 * 8 + output % 8));
+    const bool upper = output % 16 >= 8;
+    v.x *= upper ? high_number(s.x, SCALE_BF16) : low_number(s.x, SCALE_BF16);
+    v.y *= upper ? high_number(s.y, SCALE_BF16) : low_number(s.y, SCALE_BF16);
+    v.z *= upper ? high_number(s.z, SCALE_BF16) : low_number(s.z, SCALE_BF16);
+    v.w *= upper ? high_number(s.w, SCALE_BF16) : low_number(s.w, SCALE_BF16);
+  }
+  const long long at = (long long)row * outputs + output;
+  if (PARTS)
+    *(float4*)((float*)y + (long long)blockIdx.z * rows * outputs + at) = v;
+  else
+    *(uint2*)((u16*)y + at) = make_uint2(pack2(v.x, v.y), pack2(v.z, v.w));
+}
+#endif

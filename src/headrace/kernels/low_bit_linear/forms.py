@@ -1,0 +1,157 @@
+"""How each kernel is built for a shape and a card: plain arithmetic, so that every form that users meet can be compiled in CI.
+
+The choices were measured on an H200 (benchmarks/kernels/low_bit_linear.py); elsewhere they follow from the same counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headrace.kernels.card import Card
+from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
+
+Formats = Mapping[str, int]
+"""What kernels are told of the types: BF16, SCALE_BF16, BITS, GROUP (0: one scale a row), ZEROS."""
+
+BLOCK_OUTPUTS = 128
+_MOST_PARTS = 8
+_FEW_ROWS_SHARED_BYTES = 101_376
+_FLOPS_OF_A_BYTE = 150
+"""Arithmetic that takes the time of reading a byte, at the rates that these kernels reach."""
+_LAUNCH_BYTES = 6 * 2**20
+"""What could be read in the time that one more kernel takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """Tiles of 16 outputs a warp, warps of a block (which share the inputs), chunks of 128 inputs in flight for each."""
+
+    tiles: int
+    warps: int
+    stages: int
+
+    def shared_bytes(self, formats: Formats, x_rows: int) -> int:
+        lane = self.tiles * (8 * formats["BITS"] + 4 * _words(formats) * (1 + formats["ZEROS"]))
+        ring = self.warps * self.stages * (32 * lane + x_rows * INPUTS * 2)
+        return max(ring, self.warps * self.tiles * 512)
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """Eights of rows a block, chunks of 128 inputs in flight, parts that the inputs are cut into."""
+
+    columns: int
+    stages: int
+    parts: int
+
+    def shared_bytes(self, formats: Formats) -> int:
+        weights = BLOCK_OUTPUTS * INPUTS * formats["BITS"] // 8
+        stage = weights + 8 * self.columns * INPUTS * 2 + 8 * _words(formats) * (32 + 8 * formats["ZEROS"])
+        return max(self.stages * stage, _sums_bytes(8 * self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class HopperRows:
+    """Rows of x a block, stages of 64 inputs, how many of them share a barrier, warpgroups (of 64 outputs), blocks of a
+    processor at a time, parts of the inputs.
+    """
+
+    block_rows: int
+    stages: int
+    together: int
+    warpgroups: int
+    resident: int
+    parts: int
+
+    @property
+    def block_outputs(self) -> int:
+        return 64 * self.warpgroups
+
+    def shared_bytes(self, formats: Formats) -> int:
+        words = 2 if formats["GROUP"] == 32 else int(formats["GROUP"] > 0)
+        warp = 128 * (formats["BITS"] + words * (1 + formats["ZEROS"]))
+        stage = self.block_rows * INPUTS + 4 * self.warpgroups * warp
+        return max(self.stages * stage, self.block_rows * (self.block_outputs + 4) * 4)
+
+
+def _words(formats: Formats) -> int:
+    """Groups of a chunk of inputs."""
+    return INPUTS // formats["GROUP"] if formats["GROUP"] else 0
+
+
+def _sums_bytes(block_rows: int) -> int:
+    return block_rows * (BLOCK_OUTPUTS + 4) * 4
+
+
+def x_rows_of(rows: int) -> int:
+    """Rows of x that a few-rows kernel is built for."""
+    return 1 << (rows - 1).bit_length()
+
+
+def few_rows_form(rows: int, outputs: int, formats: Formats, card: Card) -> FewRows:
+    x_rows = x_rows_of(rows)
+    tiles = outputs // ROWS
+    if tiles < 6 * card.processors or formats["BITS"] == 8:
+        form = FewRows(1, 16, 3) if x_rows <= 2 else FewRows(1, 8, 4 if x_rows == 4 else 3)
+    elif x_rows <= 2 and tiles < 12 * card.processors:
+        form = FewRows(2, 8, 3)
+    else:
+        form = FewRows(2, 4, 3)
+    while form.shared_bytes(formats, x_rows) > _FEW_ROWS_SHARED_BYTES:
+        form = FewRows(form.tiles, form.warps, form.stages - 1) if form.stages > 2 else FewRows(form.tiles, form.warps // 2, 3)
+    return form
+
+
+def many_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> ManyRows:
+    columns = 2 if rows <= 16 else 4 if rows <= 32 else 8
+    stages = max(s for s in (2, 3, 4) if ManyRows(columns, s, 1).shared_bytes(formats) <= card.shared_bytes)
+    resident = 2 if columns <= 4 and 2 * ManyRows(columns, stages, 1).shared_bytes(formats) <= card.shared_bytes else 1
+    parts, _ = _parts(rows, 8 * columns, BLOCK_OUTPUTS, outputs, inputs, formats, resident * card.processors)
+    return ManyRows(columns, stages, parts)
+
+
+_HOPPER_FORMS = {
+    32: (HopperRows(32, 8, 2, 2, 2, 1), HopperRows(32, 8, 2, 4, 1, 1)),
+    64: (HopperRows(64, 8, 2, 2, 2, 1), HopperRows(64, 8, 2, 4, 1, 1)),
+    128: (HopperRows(128, 8, 1, 2, 1, 1), HopperRows(128, 5, 1, 2, 2, 1)),
+    256: (HopperRows(256, 5, 1, 2, 1, 1),),
+}
+
+
+def hopper_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> HopperRows:
+    block_rows = 32 if rows <= 32 else 64 if rows <= 64 else 128 if rows <= 128 else 256
+    found = []
+    for form in _HOPPER_FORMS[block_rows]:
+        while form.shared_bytes(formats) > _room(card, form.resident):
+            smaller = form.stages > 4 * form.together
+            form = replace(form, stages=form.stages - form.together) if smaller else replace(form, resident=form.resident - 1)
+        slots = form.resident * card.processors
+        if form.warpgroups > 2 and -(-outputs // form.block_outputs) * -(-rows // block_rows) > slots:
+            continue  # a second round of such wide blocks costs more than they save
+        parts, cost = _parts(rows, block_rows, form.block_outputs, outputs, inputs, formats, slots)
+        found.append((cost, replace(form, parts=parts)))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _room(card: Card, resident: int) -> int:
+    """Shared bytes that each of `resident` blocks may have; the system takes 1,024 for each besides."""
+    return min(card.shared_bytes, (card.shared_bytes + 1024) // resident - 1024)
+
+
+def _parts(
+    rows: int, block_rows: int, block_outputs: int, outputs: int, inputs: int, formats: Formats, slots: int
+) -> tuple[int, float]:
+    """Parts of the inputs that fill the card's `slots` for blocks best, against what adding the parts costs; and a cost by
+    which blocks of other sizes compare, since every block reads x.
+    """
+    blocks = -(-outputs // block_outputs) * -(-rows // block_rows)
+    weights = outputs * inputs * formats["BITS"] // 8
+    work = max(weights, 2 * rows * outputs * inputs // _FLOPS_OF_A_BYTE)
+
+    def cost(parts: int, work: int) -> float:
+        rounds = -(-blocks * parts // slots)
+        return work * rounds * slots / (blocks * parts) + (parts > 1) * (_LAUNCH_BYTES + 8 * parts * rows * outputs)
+
+    best = min((p for p in range(1, _MOST_PARTS + 1) if p == 1 or inputs // INPUTS >= 4 * p), key=lambda p: cost(p, work))
+    return best, cost(best, max(work, weights + 2 * blocks * block_rows * inputs))

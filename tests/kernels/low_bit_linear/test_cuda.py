@@ -1,0 +1,130 @@
+"""The CUDA kernels: every form compiles for every card within its means, and on a GPU they agree with the reference."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.test_gpu import agree, poisoned  # noqa: F401
+from tests.support.triton_kernels import moved, widened
+
+from headrace.kernels import nvrtc
+from headrace.kernels.card import Card
+from headrace.kernels.low_bit_linear import cases, cuda, forms, low_bit_linear, reference
+from headrace.kernels.low_bit_linear.layout import tile_
+from headrace.kernels.variant import SHARED_BYTES
+
+CARDS = (Card(86, 82, SHARED_BYTES[86]), Card(89, 128, SHARED_BYTES[89]), Card(90, 132, SHARED_BYTES[90]),
+         Card(120, 170, SHARED_BYTES[120]))
+SHAPES = ((34_816, 5120), (5120, 17_408), (16_384, 5120), (5120, 6144))
+FORMATS = {
+    "bf16 g128": {"BF16": 1, "SCALE_BF16": 1, "BITS": 4, "GROUP": 128, "ZEROS": 0},
+    "fp16 g32 zeros": {"BF16": 0, "SCALE_BF16": 0, "BITS": 4, "GROUP": 32, "ZEROS": 1},
+    "bf16 g64 fp16 scales": {"BF16": 1, "SCALE_BF16": 0, "BITS": 4, "GROUP": 64, "ZEROS": 0},
+    "bf16 8 bits": {"BF16": 1, "SCALE_BF16": 1, "BITS": 8, "GROUP": 0, "ZEROS": 0},
+    "fp16 8 bits": {"BF16": 0, "SCALE_BF16": 0, "BITS": 8, "GROUP": 0, "ZEROS": 0},
+}
+Build = tuple[str, str, tuple[tuple[str, int], ...], int]  # kernel, source, macros, dynamic shared bytes
+needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC (package nvidia-cuda-nvrtc)")
+
+
+def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
+    """Every kernel that the shapes lead to on this card."""
+    def build(name: str, text: str, shared_bytes: int, **macros: int) -> Build:
+        return name, text, tuple((formats | macros).items()), shared_bytes
+
+    for name in ("sum_parts", "decode_weight"):
+        yield build(name, cuda.source(name), 0)
+    for outputs, inputs in SHAPES:
+        for rows in (1, 2, 4, 8):
+            few, x_rows = forms.few_rows_form(rows, outputs, formats, card), forms.x_rows_of(rows)
+            macros = cuda.few_macros(few, x_rows)
+            yield build("few_rows", cuda.source("few_rows"), few.shared_bytes(formats, x_rows), **macros)
+        for rows in (16, 32, 64, 256):
+            many = forms.many_rows_form(rows, outputs, inputs, formats, card)
+            yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), **cuda.many_macros(many))
+            if card.capability == 90:
+                wide = forms.hopper_rows_form(rows, outputs, inputs, formats, card)
+                text = cuda.hopper_source(wide.block_rows, bool(formats["BF16"]))
+                yield build("hopper_rows", text, wide.shared_bytes(formats), **cuda.hopper_macros(wide))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card.capability}")
+def test_every_form_compiles_for_its_card(card: Card, formats: Mapping[str, int], tmp_path: Path) -> None:
+    for name, text, macros, shared_bytes in dict.fromkeys(builds(card, formats)):
+        cubin = nvrtc.compiled(text, dict(macros), cuda.architecture_of(name, card.capability))
+        stack, static = resources(cubin, tmp_path)
+        assert stack == 0, (name, macros)
+        assert shared_bytes + static - (1024 if card.capability >= 90 else 0) <= card.shared_bytes, (name, macros)
+
+
+def resources(cubin: bytes, folder: Path) -> tuple[int, int]:
+    """Bytes of a thread's stack (spilled registers included) and of static shared memory, read by Triton's cuobjdump."""
+    backend = pytest.importorskip("triton.backends.nvidia")
+    (folder / "kernel.cubin").write_bytes(cubin)
+    command = [Path(backend.__file__).parent / "bin" / "cuobjdump", "--dump-resource-usage", folder / "kernel.cubin"]
+    used = re.search(r"STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", subprocess.run(command, capture_output=True, text=True).stdout)
+    assert used
+    return int(used[1]) + int(used[3]), int(used[2])
+
+
+@needs_nvrtc
+def test_a_mistake_is_reported_with_its_line() -> None:
+    with pytest.raises(nvrtc.CompileError, match=r"kernel.cu\(2\).*undefined"):
+        nvrtc.compiled("// one line\nint x = undefined;", {}, "sm_86")
+
+
+@needs_nvrtc
+def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = nvrtc.compiled(cuda.source("sum_parts"), FORMATS["bf16 g128"], "sm_86")
+    (kept,) = tmp_path.rglob("*.bin")
+    kept.write_bytes(b"kept")
+    assert nvrtc.compiled(cuda.source("sum_parts"), FORMATS["bf16 g128"], "sm_86") == b"kept" != first
+    assert nvrtc.compiled(cuda.source("sum_parts"), FORMATS["fp16 8 bits"], "sm_86") != b"kept"
+
+
+@pytest.mark.parametrize("case", [case for case in cases.CASES if case.tiled], ids=lambda case: case.name)
+def test_tiling_is_reversible(case: cases.Case) -> None:
+    given = cases.weight(case, torch.Generator().manual_seed(0))
+    changed = [None if tensor is None else tensor.clone() for tensor in given]
+    tile_(*changed)
+    assert not torch.equal(changed[0], given[0])
+    tile_(*changed, undo=True)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(changed, given, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", [case for case in cases.CASES if case.tiled], ids=lambda case: case.name)
+def test_cases_on_a_gpu(case: cases.Case, dtype: torch.dtype, poisoned: None) -> None:  # noqa: F811
+    given = cases.inputs(case, dtype)
+    expected = reference.low_bit_linear(**widened(given) | {"scale": given["scale"]})
+    agree((low_bit_linear(**moved(given, "cuda")),), (expected,), dtype)
+
+
+LARGE: list[tuple[Any, ...]] = [  # outputs, inputs, group, zeros, type of x, of the scales
+    (272, 640, 128, False, torch.float16, torch.float16), (400, 1024, 64, True, torch.float16, torch.bfloat16),
+    (5120, 6144, 128, False, torch.bfloat16, torch.bfloat16), (400, 512, 0, False, torch.float16, torch.float16),
+    (2048, 5120, 32, True, torch.bfloat16, torch.bfloat16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16, 17, 33, 65, 129, 300, 1100])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> None:  # noqa: F811
+    outputs, inputs, group, zeros, dtype, scale_dtype = shape
+    case = cases.Case("", rows, outputs, inputs, group, zeros, True, scale_dtype)
+    packed, scale, zero = (None if t is None else t.cuda() for t in cases.weight(case, torch.Generator().manual_seed(rows)))
+    x = torch.randn(rows, inputs, dtype=dtype, device="cuda")
+    expected = x.float() @ reference.dequantized(packed, scale, zero, dtype=torch.float32).T
+    tile_(packed, scale, zero)
+    agree((low_bit_linear(x, packed, scale, zero, tiled=True),), (expected,), dtype)
