@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
-from tests.support.triton_kernels import TRITON_OPS, compile_variant, module
+from tests.support.triton_kernels import TRITON_OPS, Compiled, compile_named, compile_variant, module
 
-from headrace.kernels.variant import SHARED_BYTES, TARGETS
+from headrace.kernels.variant import SHARED_BYTES, TARGETS, Variant
 
 pytest.importorskip("triton", reason="Triton has no build for this system")
 
-VARIANTS = {f"{op}-{variant.name}": variant for op in TRITON_OPS for variant in getattr(module(op, "triton"), "VARIANTS", ())}
+Build = Callable[[str, int], Compiled]
+
+VARIANTS: dict[str, Variant] = {
+    f"{op}/{variant.name}": variant for op in TRITON_OPS for variant in getattr(module(op, "triton"), "VARIANTS", ())
+}
 NARROW = {name: variant for name, variant in VARIANTS.items() if set(variant.targets) != set(TARGETS)}
 EIGHT_OR_FOUR_BIT_MMA = re.compile(r"^\s*(wgmma\.)?mma[.\w:]*\.(e4m3|e5m2|e2m1)", re.MULTILINE)
 
@@ -22,11 +30,22 @@ def test_every_kernel_says_its_variants() -> None:
         assert names and len(set(names)) == len(names), op
 
 
+@pytest.fixture(scope="module")
+def build(request: pytest.FixtureRequest) -> Iterator[Build]:
+    """Compiles the variants that the chosen tests ask for, on all processors at once."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    names = [call.params["name"] for call in calls if call is not None and "name" in call.params]
+    pool = ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("spawn"))
+    jobs = {(name, target): pool.submit(compile_named, *name.split("/"), target)
+            for name in names for target in VARIANTS[name].targets}
+    yield lambda name, target: jobs[name, target].result()
+    pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
-def test_compiles_for_its_targets(name: str) -> None:
-    variant = VARIANTS[name]
-    for target in variant.targets:
-        built = compile_variant(variant, target)
+def test_compiles_for_its_targets(name: str, build: Build) -> None:
+    for target in VARIANTS[name].targets:
+        built = build(name, target)
         assert built.shared_bytes <= SHARED_BYTES[target], f"sm_{target}: {built.shared_bytes} bytes of shared memory"
         assert built.stack_bytes == 0, f"sm_{target}: {built.stack_bytes} bytes of stack, {built.registers} registers"
 

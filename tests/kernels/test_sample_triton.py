@@ -13,6 +13,8 @@ from headrace.kernels.sample import draws_on_device, reference
 from headrace.kernels.sample.cases import Case, cases
 from headrace.kernels.sample.slots import GENERATED_ONCE, SlotState
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
 CASES = [case for case in cases() if case.logits.dtype == torch.float32]
 ALL_CASES = pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
 

@@ -61,6 +61,7 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    variant = variant.on(capability)
     names = variant.kernel.arg_names
     assert set(names) == variant.signature.keys() | variant.constants.keys(), f"{variant.name}: arguments"
     signature = {name: variant.signature.get(name, "constexpr") for name in names}
@@ -86,3 +87,12 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     used = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", listing)
     assert used, listing
     return int(used[1]), int(used[2]) + int(used[3])
+
+
+def compile_named(op: str, name: str, capability: int) -> Compiled:
+    """For other processes: kernels cannot be sent to them, and not every compiler's error can come back."""
+    variant = next(v for v in module(op, "triton").VARIANTS if v.name == name)
+    try:
+        return compile_variant(variant, capability)
+    except Exception as error:
+        raise RuntimeError(f"sm_{capability}: {type(error).__name__}: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 TARGETS = (86, 89, 90, 120)
@@ -14,6 +14,15 @@ SHARED_BYTES = {86: 101_376, 89: 101_376, 90: 232_448, 120: 101_376}
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """Tile sizes (further constants) and options that the kernel's own choice gives one kind of card."""
+
+    constants: Mapping[str, object]
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One specialisation of a kernel that users will meet.
 
@@ -21,7 +30,7 @@ class Variant:
     order. constants: its tl.constexpr arguments, name -> value. Together they name every argument. aligned: arguments that
     Triton will find divisible by 16 at run time (pointers from PyTorch's allocator and whole widths are); None means every
     pointer. fp_fusion: as the launch's enable_fp_fusion. targets: compute capabilities that it runs on; only fp8 and fp4
-    tensor-core variants may leave some out, and say why in `without`.
+    tensor-core variants may leave some out, and say why in `without`. tuned: what differs from the above on some targets.
     """
 
     name: str
@@ -34,6 +43,15 @@ class Variant:
     aligned: tuple[str, ...] | None = None
     fp_fusion: bool = True
     without: str = ""
+    tuned: Mapping[int, Tuning] = field(default_factory=dict)
+
+    def on(self, target: int) -> Variant:
+        """As it is compiled for a compute capability."""
+        if target not in self.tuned:
+            return self
+        own = self.tuned[target]
+        constants = {**self.constants, **own.constants}
+        return replace(self, constants=constants, num_warps=own.num_warps, num_stages=own.num_stages, tuned={})
 
     @property
     def divisible(self) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def sample(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, f
         return _sample_on_device(logits, state, slots, positions, features)
     if all(f.greedy and not f.adjusts for f in features):
         return draw_greedy(logits)
-    return _sample_by_ways(logits, state, slots, positions, features)
+    return sample_by_ways(logits, state, slots, positions, features)
 
 
 def _sample_on_device(
@@ -62,13 +62,14 @@ def _sample_on_device(
     rest = [row for row, f in enumerate(features) if not draws_on_device(f)]
     if rest:
         rows, company = _upload(rest, logits.device), [features[row] for row in rest]
-        drawn[rows] = _sample_by_ways(logits[rows], state, slots[rows], positions[rows], company)
+        drawn[rows] = sample_by_ways(logits[rows], state, slots[rows], positions[rows], company)
     return drawn
 
 
-def _sample_by_ways(
+def sample_by_ways(
     logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features]
 ) -> Tensor:
+    """`sample` by PyTorch's operations: each row in the way that looks at the least of its vocabulary."""
     logits = _adjusted(logits, state, slots, features)
     params = RowParams.gather(state, slots, logits.dtype)
     drawn = torch.empty_like(slots)
