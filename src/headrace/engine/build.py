@@ -56,7 +56,7 @@ def build_engine(model: Model, config: EngineConfig, progress: Progress | None) 
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware), runner)
+    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware, runner), runner)
 
 
 def _build_core(
@@ -90,7 +90,9 @@ def _is_out_of_memory(error: Exception) -> bool:
     return named or isinstance(error, MemoryError) or (isinstance(error, OSError) and "Cannot allocate memory" in str(error))
 
 
-def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware) -> EngineInfo:
+def _describe(
+    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, runner: Runner
+) -> EngineInfo:
     execution = resolve_execution(config, hardware, dtypes.compute)
     return EngineInfo(
         model=f"{config.random_weights}, random" if config.random_weights else os.path.abspath(model.checkpoint.path),
@@ -102,9 +104,14 @@ def _describe(model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *execution.notes, *budget.notes, *_unused(model.weight_map)),
+        notes=(*dtypes.notes, *execution.notes, *_captured(runner), *budget.notes, *_unused(model.weight_map)),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
+
+
+def _captured(runner: Runner) -> list[str]:
+    taken = runner.graph_bytes
+    return [f"graphs took {taken['graphs_device']:,} bytes"] if taken else []
 
 
 def _unused(weights: WeightMap) -> list[str]:
