@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from tests.support.triton_kernels import module, moved
 
 from headrace.kernels import KERNELS
 
 # Tolerance relative to max(1, largest expected value): a few roundings of the type, and of a sum in float32 or better.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
-
-def module(op: str, part: str) -> ModuleType:
-    return importlib.import_module(f"headrace.kernels.{op}.{part}")
-
-
 # Operations whose outputs have no one formula to compare with (a draw) bring a suite of their own.
 OWN_SUITE = {op for op in KERNELS if not hasattr(module(op, "cases"), "slow")}
 CASES = [pytest.param(op, case, id=f"{op}-{case.name}") for op in KERNELS if op not in OWN_SUITE
          for case in module(op, "cases").CASES]
-
-
-def moved(given: dict[str, Any], device: str) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
 
 
 def check(op: str, implementation: ModuleType, case: Any, dtype: torch.dtype, device: str = "cpu") -> None:
