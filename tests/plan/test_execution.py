@@ -1,0 +1,76 @@
+"""What loop and graphs become on a device, and what graphs cost in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.hardware import Hardware
+from headrace.plan import execution
+from headrace.plan.budget import Budget, make_budget, state_bytes_per_sequence
+from headrace.plan.dtypes import Dtypes
+from headrace.plan.execution import resolve_execution
+from headrace.plan.graph_rows import graph_bytes, row_buckets
+from headrace.plan.shapes import declared_model
+
+GIB = 2**30
+CPU = Hardware("cpu", "CPU", 8 * GIB, 6 * GIB)
+GPU = Hardware("cuda", "Test 24 GB", 24 * GIB, 23 * GIB)
+MODEL = declared_model("qwen3.8-27b:w4a16")
+BF16 = Dtypes("bfloat16", "bfloat16", "float16")
+
+
+@pytest.fixture(autouse=True)
+def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "find_spec", lambda name: object())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "settings", "depth", "graphs"),
+    [
+        (CPU, {}, 1, False), (GPU, {}, 2, True), (CPU, {"loop": "overlapped"}, 2, False), (GPU, {"loop": "plain"}, 1, True),
+        (GPU, {"graphs": "off"}, 2, False), (GPU, {"graphs": "on"}, 2, True), (CPU, {"graphs": "off"}, 1, False),
+    ],
+)
+def test_auto_is_what_the_device_is_good_at(hardware: Hardware, settings: dict[str, str], depth: int, graphs: bool) -> None:
+    found = resolve_execution(EngineConfig(**settings), hardware, "bfloat16")  # type: ignore[arg-type]
+    assert (found.depth, found.graphs) == (depth, graphs)
+    assert [note.split(":")[0] for note in found.notes] == ["loop", "graphs"]
+
+
+def test_graphs_that_cannot_be_are_refused_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        resolve_execution(EngineConfig(graphs="on"), CPU, "bfloat16")
+    with pytest.raises(ConfigError, match="float64"):
+        resolve_execution(EngineConfig(graphs="on"), GPU, "float64")
+    assert not resolve_execution(EngineConfig(), GPU, "float64").graphs
+    monkeypatch.setattr(execution, "find_spec", lambda name: None)
+    assert not resolve_execution(EngineConfig(), GPU, "bfloat16").graphs
+    with pytest.raises(ConfigError, match="Triton is not installed"):
+        resolve_execution(EngineConfig(graphs="on"), GPU, "bfloat16")
+
+
+def budget(graphs: str) -> Budget:
+    config = EngineConfig(graphs=graphs, max_seqs=8, context=4096)
+    return make_budget(MODEL.spec, MODEL.weight_map, GPU, config, BF16)
+
+
+def test_a_budget_with_graphs_has_their_lines_and_stays_within_its_limit() -> None:
+    without, within = budget("off"), budget("on")
+    lines = {line.name: line.bytes for line in within.lines}
+    assert lines["graphs"] == graph_bytes(MODEL.spec, BF16, 8)
+    assert lines["padding"] == state_bytes_per_sequence(MODEL.spec, BF16) + 16 * 65_536
+    assert not {"graphs", "padding"} & {line.name for line in without.lines}
+    limit = int(24 * GIB * 0.9) - GIB
+    assert without.total_bytes <= limit and within.total_bytes <= limit
+    assert (within.layout.slots, within.layout.pool_slots, without.layout.pool_slots) == (8, 9, 8)
+    assert within.layout.pool_pages == (within.layout.pages[0] + 1,)
+
+
+def test_graphs_take_more_the_more_rows_they_have() -> None:
+    sizes = [graph_bytes(MODEL.spec, BF16, rows) for rows in (1, 8, 64, 256)]
+    assert sizes == sorted(sizes) and len(set(sizes)) == 4
+    logits = MODEL.spec.vocab_size * 4
+    assert all(graph_bytes(MODEL.spec, BF16, rows) > rows * logits for rows in (1, 64, 256))
+    assert all(later > earlier for earlier, later in zip(row_buckets(500), row_buckets(500)[1:], strict=False))
