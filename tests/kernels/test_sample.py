@@ -53,6 +53,16 @@ def test_plain_greedy_takes_the_first_of_equal_logits() -> None:
     assert sample(logits, case.state, case.slots[:3], case.positions[:3], [Features()] * 3).tolist() == [7, 299, 0]
 
 
+def test_a_fresh_slot_is_greedy_and_changes_no_logit() -> None:
+    """What padding rows of a captured step draw from."""
+    state = SlotState.allocate(2, 40, torch.device("cpu"))
+    logits = torch.randn(40)
+    assert torch.equal(reference.adjusted(logits, state, 1), logits)
+    marked = replace(state, marks=state.marks + 7)
+    assert torch.equal(reference.adjusted(logits, marked, 1), logits)
+    assert reference.sample(logits[None], marked, torch.tensor([1]), torch.tensor([5])).tolist() == [int(logits.argmax())]
+
+
 def test_a_nucleus_wider_than_the_head_is_found() -> None:
     """Rows whose first 1,024 tokens reach top_p and rows whose do not, in one batch."""
     case = CASES[-1]

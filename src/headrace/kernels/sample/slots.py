@@ -35,10 +35,12 @@ class SlotState:
 
     @classmethod
     def allocate(cls, slots: int, vocab_size: int, device: torch.device) -> SlotState:
-        """Zeroed memory, sized as `plan.sampler_memory` says. A slot's parameters must be set before it is drawn from."""
+        """Memory sized as `plan.sampler_memory` says, in which every slot is greedy and changes no logit."""
+        numbers = torch.zeros(slots, 6, dtype=torch.float64, device=device)
+        numbers[:, 5] = 1.0  # a repetition penalty of 0 would make padding's rows read their marks
         return cls(
             integers=torch.zeros(slots, 4, dtype=torch.int64, device=device),
-            numbers=torch.zeros(slots, 6, dtype=torch.float64, device=device),
+            numbers=numbers,
             bias_tokens=torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64, device=device),
             bias_values=torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.float64, device=device),
             marks=torch.zeros(slots, vocab_size, dtype=torch.int32, device=device),
