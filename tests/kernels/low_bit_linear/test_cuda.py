@@ -27,6 +27,7 @@ FORMATS = {
     "fp16 g32 zeros": {"BF16": 0, "SCALE_BF16": 0, "BITS": 4, "GROUP": 32, "ZEROS": 1},
     "bf16 g64 fp16 scales": {"BF16": 1, "SCALE_BF16": 0, "BITS": 4, "GROUP": 64, "ZEROS": 0},
     "bf16 8 bits": {"BF16": 1, "SCALE_BF16": 1, "BITS": 8, "GROUP": 0, "ZEROS": 0},
+    "bf16 a row": {"BF16": 1, "SCALE_BF16": 1, "BITS": 4, "GROUP": 0, "ZEROS": 0},
     "fp16 8 bits": {"BF16": 0, "SCALE_BF16": 0, "BITS": 8, "GROUP": 0, "ZEROS": 0},
 }
 Build = tuple[str, str, tuple[tuple[str, int], ...], int]  # kernel, source, macros, dynamic shared bytes
@@ -113,7 +114,7 @@ def test_cases_on_a_gpu(case: cases.Case, dtype: torch.dtype, poisoned: None) ->
 LARGE: list[tuple[Any, ...]] = [  # outputs, inputs, group, zeros, type of x, of the scales
     (272, 640, 128, False, torch.float16, torch.float16), (400, 1024, 64, True, torch.float16, torch.bfloat16),
     (5120, 6144, 128, False, torch.bfloat16, torch.bfloat16), (400, 512, 0, False, torch.float16, torch.float16),
-    (2048, 5120, 32, True, torch.bfloat16, torch.bfloat16),
+    (2048, 5120, 32, True, torch.bfloat16, torch.bfloat16), (272, 512, 512, False, torch.bfloat16, torch.float16),
 ]
 
 
@@ -128,3 +129,20 @@ def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poison
     expected = x.float() @ reference.dequantized(packed, scale, zero, dtype=torch.float32).T
     tile_(packed, scale, zero)
     agree((low_bit_linear(x, packed, scale, zero, tiled=True),), (expected,), dtype)
+
+
+@pytest.mark.parametrize("workspace_bytes", [1, 3 * 2 * 256 * 128, 10**9])
+def test_pieces_of_the_workspace_make_the_whole(workspace_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reference in the decoding kernel's place: which rows of which tensors each piece takes."""
+    case = cases.Case("", 5, 400, 256, 64, zeros=True, tiled=True)
+
+    def decode(grid: tuple[int, int, int], packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor,
+               into: torch.Tensor, inputs: int) -> None:
+        rows = grid[1] * 16
+        into[:rows] = reference.dequantized(packed[:rows], scale[:rows], zero[: rows // 8], tiled=True, dtype=into.dtype)
+
+    monkeypatch.setattr(cuda, "function", lambda *_: decode)
+    given = cases.inputs(case, torch.float32)
+    y = torch.full((case.rows, case.outputs), float("nan"))
+    cuda.through_workspace(given["x"], given["packed"], given["scale"], given["zero"], y, workspace_bytes)
+    torch.testing.assert_close(y, reference.low_bit_linear(**given))
