@@ -157,6 +157,25 @@ def test_preemption_happens_and_changes_no_token() -> None:
     assert outputs == {r.id: expected_output(replace(r, eos_ids=())) for r in requests}
 
 
+def test_the_oldest_waits_for_a_page_no_longer_than_the_youngest_has_rows_in_flight() -> None:
+    """Two plans ahead all sequences always have rows in flight: the youngest must be left out for once to give way."""
+    layout = CacheLayout((FULL,), 4, (12,), 3)
+    scheduler, device = Scheduler(layout, chunk_tokens=64), FakeDevice(layout)
+    requests = [replace(make_request(f"r{i}", (i + 4,) * n, 30, seed=i), eos_ids=()) for i, n in enumerate((10, 8, 9))]
+    for request in requests:
+        scheduler.add(request)
+    pending: deque[StepPlan] = deque()
+    missed, most = 0, 0
+    while (plan := scheduler.plan()) is not None or pending:
+        if plan is not None:
+            missed = 0 if 0 in {row.sequence for row in plan.rows} else missed + 1
+            most = max(most, missed if "r0" in scheduler.unfinished() else 0)
+            pending.append(plan)
+        if plan is None or len(pending) == 2:
+            scheduler.commit(device.run(pending.popleft()))
+    assert scheduler.stats().preemptions_total > 0 and most == 1
+
+
 def test_one_plan_has_decoding_rows_beside_a_prompts_chunk() -> None:
     layout = CacheLayout((FULL,), 4, (40,), 4)
     scheduler, device = Scheduler(layout, chunk_tokens=6), FakeDevice(layout)

@@ -125,13 +125,19 @@ class Scheduler:
     def _plan_decoding(self, step: _Step) -> list[Sequence]:
         """Rows of one token for every decoding sequence. Returns those that still have prompt to compute."""
         prompts = []
+        starved = False  # somebody older found no page, and nobody to take one from while all have rows in flight
+        youngest = next(reversed(self._running.values()), None)
         for sequence in list(self._running.values()):
             if sequence.planned < sequence.prefill_end:
                 prompts.append(sequence)
+            elif starved and sequence is youngest:
+                continue  # without a row it will be idle, and can give up its pages
             elif sequence.tokens_left > 0 and sequence.holding is not None:  # a row before it may have preempted it
                 updates = self._room(sequence, sequence.planned + 1)
                 if updates is not None:
                     self._add_row(step, sequence, (), updates, samples=True)
+                else:
+                    starved = True
         return prompts
 
     def _plan_chunk(self, step: _Step, sequence: Sequence) -> None:
