@@ -187,9 +187,11 @@ def test_a_port_that_is_lost_while_loading(tokenizer: Tokenizer) -> None:
         assert engine.closed
 
 
-def test_what_loading_raises_passes_through() -> None:
+def test_what_loading_raises_passes_through_and_signals_are_as_before() -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(CheckpointError, match="never loaded"):
         run(_never, ServerConfig(port=0))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     with pytest.raises(CheckpointError, match="never loaded"):
         run(_never, ServerConfig(port=0, host="0.0.0.0", api_key=("k",)))
 

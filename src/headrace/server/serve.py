@@ -75,17 +75,20 @@ async def _serve(
     start: Callable[[], Awaitable[Service]], config: ServerConfig, sock: socket.socket, announce: Callable[[str], None]
 ) -> int:
     signals = StopSignals()
-    loading = asyncio.ensure_future(start())
-    await _first(loading, signals.wait())
-    if not loading.done():
-        loading.cancel()
-        await asyncio.wait((loading,))
-        return 128 + signals.first
-    service = loading.result()
     try:
-        return await _answer(service, config, sock, signals, announce)
+        loading = asyncio.ensure_future(start())
+        await _first(loading, signals.wait())
+        if not loading.done():
+            loading.cancel()
+            await asyncio.wait((loading,))
+            return 128 + signals.first
+        service = loading.result()
+        try:
+            return await _answer(service, config, sock, signals, announce)
+        finally:
+            await service.engine.close()
     finally:
-        await service.engine.close()
+        signals.restore()
 
 
 async def _answer(
