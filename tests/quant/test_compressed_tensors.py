@@ -15,6 +15,7 @@ from tests.support.compressed import Scheme, compress, quantise, settings
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace import LLM, SamplingParams
+from headrace.commands.tensor_classes import tensor_classes
 from headrace.errors import CheckpointError
 from headrace.kernels.low_bit_linear.reference import dequantized
 from headrace.layers.linear import Linear
@@ -153,3 +154,17 @@ def test_a_prepared_layer_on_a_gpu(scheme: Scheme) -> None:
     expected = x.double() @ meant.T
     error = (layer(x.cuda()).double().cpu() - expected).abs()
     assert float(error.max()) <= 0.03 * float(expected.square().mean().sqrt())
+
+
+def test_every_tensor_of_the_files_is_accounted_for(tmp_path: Path) -> None:
+    """Those of a drafting head that is quantised too, and the shapes that are implied."""
+    path = make_tiny_checkpoint(tmp_path, config=SIZES, mtp=True)
+    compress(path, Scheme(), in_decoder)
+    model = identify(open_checkpoint(path))
+    left_out = [name for _, names in model.weight_map.left_out for name in names]
+    named = [*(weight.source for weight in model.weight_map.weights), *model.weight_map.kept, *left_out]
+    assert sorted(named) == sorted(model.checkpoint.tensors)
+    assert any(name.startswith("mtp.") and name.endswith("weight_packed") for name in model.weight_map.kept)
+    plain = identify(open_checkpoint(make_tiny_checkpoint(tmp_path / "plain", config=SIZES, mtp=True)))
+    counts = [{c.name: c.parameters for c in tensor_classes(m) if c.use == "served"} for m in (model, plain)]
+    assert counts[0] == counts[1]

@@ -55,9 +55,25 @@ def stored(
         if formats.setdefault(path, format) != format:
             raise CheckpointError(f"tensor '{weight.source}' is quantised unlike others that are served as one matrix with it")
         weights += stored_parts(weight, format, tensors)
+    kept = _stored_names(weight_map.kept, tensors)
+    unused = {name for names in (weight_map.kept, *(names for _, names in weight_map.left_out))
+              for name in _stored_names(names, tensors)}
     for path in formats.keys() & plain.keys():
         raise CheckpointError(f"tensor '{plain[path]}' is plain and others that are served as one matrix with it are quantised")
-    return replace(weight_map, weights=tuple(weights)), formats
+    shapes = tuple(sorted(name for name in tensors if name.endswith(".weight_shape") and name not in unused))
+    left_out = [(reason, _stored_names(names, tensors)) for reason, names in weight_map.left_out]
+    if shapes:
+        left_out.append(("shapes of packed weights, which are implied", shapes))
+    return replace(weight_map, weights=tuple(weights), kept=kept, left_out=tuple(left_out)), formats
+
+
+def _stored_names(names: Collection[str], tensors: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tensors that there are in place of these plain ones."""
+    found: list[str] = []
+    for name in names:
+        parts = (name, *(name.removesuffix(".weight") + part for part in (".weight_packed", *_BESIDE)))
+        found += [part for part in parts if part in tensors] if name.endswith(".weight") else [name]
+    return tuple(found)
 
 
 def _check_config(settings: Mapping[str, Any]) -> None:
