@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
-KV_DTYPES = ("auto", "bf16", "fp16")
+KV_DTYPES = ("auto", "bf16", "fp16", "fp8", "int8")
 STATE_DTYPES = ("auto", "fp16", "fp32")
 LOOPS = ("auto", "plain", "overlapped")
 GRAPHS = ("auto", "on", "off")
@@ -39,7 +39,10 @@ class EngineConfig:
         1024, "Most prompt tokens computed in one step; longer prompts are cut into chunks.", metavar="N"
     )
     page_tokens: int = setting(16, "Tokens in a KV page.", metavar="N")
-    kv_dtype: str = setting("auto", "Type of cached keys and values; auto is the activations' type.", choices=KV_DTYPES)
+    kv_dtype: str = setting(
+        "auto", "Type of cached keys and values; auto is the activations' type; fp8 and int8 have a scale per token and head.",
+        choices=KV_DTYPES,
+    )
     state_dtype: str = setting(
         "auto", "Type of the recurrent states; auto is fp32 with float32, float64 with float64, and fp16 otherwise.",
         choices=STATE_DTYPES,
@@ -97,4 +100,5 @@ def from_settings(cls: type[Any], settings: dict[str, Any]) -> Any:
 
 
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+KvDtype = Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int8"]
 """Names that torch knows too."""

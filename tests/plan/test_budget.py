@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.cache.layout import cache_groups
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, Weight, WeightMap
 from headrace.plan.budget import make_budget, state_bytes_per_sequence, weight_bytes
-from headrace.plan.dtypes import Dtypes, resolve_dtypes
+from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
 
 GIB = 2**30
 FULL = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16))
@@ -40,6 +41,17 @@ def test_a_cpu_cache_holds_every_sequence_at_full_length() -> None:
     assert lines["kv pages 0"] == 28 * 16 * 2 * 2 * 16 * 4
     assert lines["state slots"] == 4 * state_bytes_per_sequence(model, F32)
     assert budget.total_bytes == sum(lines.values())
+
+
+def test_keys_and_values_of_8_bits_have_scales() -> None:
+    """The published shape: 16 layers of 4 heads of 256, keys and values; 33,024 bytes a token with a 2-byte scale for each."""
+    model = spec(*[AttentionSpec(24, 4, 256, RopeSpec(1e7, 64))] * 16)
+    (group,) = cache_groups(model)
+    assert token_bytes(group, "bfloat16") == 65_536
+    assert token_bytes(group, "int8") == token_bytes(group, "float8_e4m3fn") == 33_024
+    int8 = replace(F32, kv="int8")
+    budget = make_budget(model, WEIGHTS, CPU, EngineConfig(max_seqs=2, context=100), int8)
+    assert {line.name: line.bytes for line in budget.lines}["kv pages 0"] == 14 * 16 * 33_024
 
 
 def test_a_cpu_cache_takes_at_most_a_quarter_of_the_ram() -> None:
@@ -98,5 +110,18 @@ def test_auto_types() -> None:
     assert (double.compute, double.kv, double.state) == ("float64", "float64", "float64")
     mixed = resolve_dtypes(EngineConfig(dtype="float32", kv_dtype="fp16", state_dtype="fp16"), CPU, "float32")
     assert (mixed.kv, mixed.state) == ("float16", "float16")
+    for short, name in (("fp8", "float8_e4m3fn"), ("int8", "int8")):
+        assert resolve_dtypes(EngineConfig(kv_dtype=short), CPU, "float32").kv == name
     with pytest.raises(ConfigError, match="no bfloat16"):
         resolve_dtypes(EngineConfig(dtype="bfloat16"), replace(GPU, has_bfloat16=False), "bfloat16")
+
+
+def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() -> None:
+    packed = WeightMap((Weight("w.weight_packed", "w.weight_packed", (64, 16), dtype="int32"),
+                        Weight("b.weight_packed", "b.weight_packed", (64, 8), transform="offset_bytes", dtype="int8"),
+                        Weight("w.weight_scale", "w.weight_scale", (64, 1), dtype="float16")))
+    assert weight_bytes(packed, "float32") == 64 * 16 * 4 + 64 * 32 + 64 * 2
+    budget = make_budget(spec(FULL), packed, CPU, EngineConfig(max_seqs=1, context=16), F32)
+    assert [line.bytes for line in budget.lines if line.name == "low-bit workspace"] == [2**27]
+    plain = make_budget(spec(FULL), WEIGHTS, CPU, EngineConfig(max_seqs=1, context=16), F32)
+    assert all(line.name != "low-bit workspace" for line in plain.lines)

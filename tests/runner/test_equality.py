@@ -74,6 +74,26 @@ def test_company_chunks_pages_and_preemption_change_no_token(checkpoint: Path) -
             check_equal(llm.generate(prompts, params), expected)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_keys_and_values_of_8_bits(checkpoint: Path, kv_dtype: str) -> None:
+    """Chunks and company change nothing, and what 8 bits change is little."""
+    settings = {"device": "cpu", "dtype": "float64", "context": CONTEXT}
+    with LLM(checkpoint, **settings, max_seqs=1, chunk_tokens=512, kv_dtype=kv_dtype) as alone:
+        prompts, params = make_requests(alone.info.vocab_size)
+        prompts, params = prompts[:6], params[:6]
+        expected = [alone.generate([prompt], each)[0] for prompt, each in zip(prompts, params, strict=True)]
+    with LLM(checkpoint, **settings, max_seqs=8, chunk_tokens=7, page_tokens=4, kv_dtype=kv_dtype) as llm:
+        check_equal(llm.generate(prompts, params), expected)
+    scoring = SamplingParams(prompt_logprobs=0, max_tokens=1)
+    scored = []
+    for kv in (kv_dtype, "auto"):
+        with LLM(checkpoint, **settings, max_seqs=8, kv_dtype=kv) as llm:
+            completions = llm.generate(prompts, scoring)
+        scored.append([token.logprob for one in completions for token in one.prompt_logprobs or () if token is not None])
+    differences = [abs(a - b) for a, b in zip(*scored, strict=True)]
+    assert 0 < max(differences) < 0.5
+
+
 def test_preempted_and_resumed(checkpoint: Path) -> None:
     """Pages for little more than one sequence: the others are thrown out and computed again, again and again."""
     settings = {"device": "cpu", "dtype": "float64", "max_seqs": 6, "chunk_tokens": 48, "page_tokens": 4}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.cache.layout import cache_groups, state_elements
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec
-from headrace.plan.dtypes import Dtypes, itemsize
+from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def _kv_bytes(spec: ModelSpec, dtypes: Dtypes, load: Load) -> float:
     total = 0.0
     for group in cache_groups(spec):
         seen = min(load.context, group.window + load.tokens - 1) if group.window else load.context
-        total += group.token_elements * (seen + load.tokens)
-    return total * itemsize(dtypes.kv)
+        total += token_bytes(group, dtypes.kv) * (seen + load.tokens)
+    return total
 
 
 def _token_flops(spec: ModelSpec) -> float:

@@ -12,12 +12,14 @@ class CacheGroup:
     """Attention layers of one window, which share a page list. window None keeps every token.
 
     layers: indices into ModelSpec.layers. token_elements: K and V elements of one token over all its layers.
+    token_vectors: the heads' vectors that they make up.
     """
 
     index: int
     window: int | None
     layers: tuple[int, ...]
     token_elements: int
+    token_vectors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,16 @@ def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
             by_window.setdefault(layer.mixer.window, []).append(index)
     windows = sorted(by_window, key=lambda w: (w is not None, w or 0))
     return tuple(
-        CacheGroup(i, w, tuple(by_window[w]), sum(_token_elements(spec, layer) for layer in by_window[w]))
+        CacheGroup(
+            i, w, tuple(by_window[w]), sum(m.head_dim * 2 * m.kv_heads for m in _mixers(spec, by_window[w])),
+            sum(2 * m.kv_heads for m in _mixers(spec, by_window[w])),
+        )
         for i, w in enumerate(windows)
     )
 
 
-def _token_elements(spec: ModelSpec, layer: int) -> int:
-    mixer = spec.layers[layer].mixer
-    assert isinstance(mixer, AttentionSpec)
-    return 2 * mixer.kv_heads * mixer.head_dim
+def _mixers(spec: ModelSpec, layers: list[int]) -> list[AttentionSpec]:
+    return [mixer for mixer in (spec.layers[layer].mixer for layer in layers) if isinstance(mixer, AttentionSpec)]
 
 
 def state_elements(spec: ModelSpec) -> tuple[int, int]:

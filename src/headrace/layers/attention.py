@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headrace.kernels.kv_write import kv_write
 from headrace.kernels.paged_attention import paged_attention
-from headrace.kernels.rope import rope
+from headrace.kernels.qk_norm_rope_kv_write import HeadNorm, Heads, qk_norm_rope_kv_write
 from headrace.layers.linear import Linear
 from headrace.layers.norm import RmsNorm
 from headrace.layers.step import Step
@@ -27,40 +26,27 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.index = spec, index
-        self.q_width = spec.head_dim * (2 if spec.gated else 1)
-        outputs = spec.heads * self.q_width + 2 * spec.kv_heads * spec.head_dim
-        self.qkv = Linear(hidden, outputs, bias=spec.qkv_bias, dtype=dtype, device=device)
+        self.heads = Heads(spec.heads, spec.kv_heads, spec.head_dim, spec.gated)
+        self.qkv = Linear(hidden, self.heads.width, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.out = Linear(spec.heads * spec.head_dim, hidden, bias=spec.out_bias, dtype=dtype, device=device)
         if spec.qk_norm:
             self.q_norm = RmsNorm(spec.head_dim, eps=eps, offset=norm_offset, dtype=dtype, device=device)
             self.k_norm = RmsNorm(spec.head_dim, eps=eps, offset=norm_offset, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        spec, pools = self.spec, step.pools
-        q, k, v, gate = self._project(x, step)
-        keys, values, group = pools.keys[self.index], pools.values[self.index], pools.group_of[self.index]
+        spec, pools, index = self.spec, step.pools, self.index
+        keys, values, group = pools.keys[index], pools.values[index], pools.group_of[index]
         assert keys is not None and values is not None and group is not None
-        kv_write(k, v, keys, values, step.batch.write_at[group])
-        y = paged_attention(q, keys, values, step.paged_rows[group], spec.head_dim**-0.5)
-        if gate is not None:
-            y = y * gate.sigmoid()
+        qkv: Tensor = self.qkv(x)
+        q = qk_norm_rope_kv_write(
+            qkv, *step.rotary[spec.rope], self.heads, self._norm(), keys, values, step.batch.write_at[group], *pools.scales(index)
+        )
+        gate = self.heads.split(qkv)[3] if spec.gated else None
+        y = paged_attention(q, keys, values, step.paged_rows[group], spec.head_dim**-0.5, *pools.scales(index), gate)
         mixed: Tensor = self.out(y.flatten(1))
         return mixed
 
-    def _project(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q [T, H, D] and k [T, KV, D], normed and rotated, v [T, KV, D], gate [T, H, D] if there is one."""
-        spec = self.spec
-        cos, sin = step.rotary[spec.rope]
-        qkv: Tensor = self.qkv(x)
-        if not spec.gated and not spec.qk_norm:
-            heads = qkv.view(len(qkv), -1, spec.head_dim)
-            qk = rope(heads[:, : spec.heads + spec.kv_heads], cos, sin)  # both at once: fewer calls on the decode path
-            return qk[:, : spec.heads], qk[:, spec.heads :], heads[:, spec.heads + spec.kv_heads :], None
-        cut = spec.heads * self.q_width
-        q = qkv[:, :cut].view(-1, spec.heads, self.q_width)
-        k, v = qkv[:, cut:].view(-1, 2 * spec.kv_heads, spec.head_dim).chunk(2, 1)
-        gate = q[..., spec.head_dim :] if spec.gated else None
-        q = q[..., : spec.head_dim]
-        if spec.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return rope(q, cos, sin), rope(k, cos, sin), v, gate
+    def _norm(self) -> HeadNorm | None:
+        if not self.spec.qk_norm:
+            return None
+        return HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)

@@ -30,7 +30,8 @@ class Batch:
 class Pools:
     """Preallocated memory of all sequences. Indexed by layer; a layer without the kind holds None.
 
-    keys, values: [pages, page_tokens, kv_heads, head_dim] of the layer's cache group. states: S transposed, [slots,
+    keys, values: [pages, page_tokens, kv_heads, head_dim] of the layer's cache group; of 8-bit codes, with key_scales and
+    value_scales [pages, page_tokens, kv_heads] fp16. states: S transposed, [slots,
     value_heads, value_dim, key_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first,
     [slots, conv_width - 1, conv_channels]. group_of: the layer's cache group.
     """
@@ -40,3 +41,9 @@ class Pools:
     states: tuple[Tensor | None, ...]
     conv_tails: tuple[Tensor | None, ...]
     group_of: tuple[int | None, ...]
+    key_scales: tuple[Tensor | None, ...] = ()  # empty: none of the layers has any
+    value_scales: tuple[Tensor | None, ...] = ()
+
+    def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """(key scales, value scales) of a layer."""
+        return (self.key_scales[layer], self.value_scales[layer]) if self.key_scales else (None, None)

@@ -35,7 +35,9 @@ def prepare_step(
     """windows: each cache group's. freqs: the model's rotary frequencies. hidden: any activation, for its type and device."""
     pages = {group: keys.shape[1] for group, keys in zip(pools.group_of, pools.keys, strict=True) if keys is not None}
     planned = tuple(
-        plan_rows(table, batch.lengths, batch.host_row_tokens, batch.host_lengths, pages[group], windows[group])
+        plan_rows(
+            table, batch.lengths, batch.row_offsets, batch.host_row_tokens, batch.host_lengths, pages[group], windows[group]
+        )
         for group, table in enumerate(batch.page_tables)
     )
     return Step(

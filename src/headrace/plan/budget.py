@@ -9,7 +9,7 @@ from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, ModelSpec, WeightMap
-from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize
+from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.graph_rows import graph_bytes
 from headrace.plan.sampler_memory import sampler_bytes
@@ -18,6 +18,8 @@ DEFAULT_MAX_SEQS = 64
 DEFAULT_GPU_FRACTION = 0.90
 CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
+LOW_BIT_WORKSPACE_BYTES = 2 * 64 * 2**20
+"""On a GPU, the most that kernels.low_bit_linear allocates: 64 MiB of decoded weights, or no more of sums in float32."""
 LOGIT_ROWS = 256
 """Rows of logits computed at once, in sampling and in prompt log-probabilities."""
 
@@ -113,6 +115,9 @@ def _fixed_lines(
         BudgetLine("sampler", sampler_bytes(seqs + graphs, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
         BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {max(seqs, LOGIT_ROWS)} rows of logits"),
     ]
+    if any(weight.dtype in ("int32", "int8") for weight in weights.weights):
+        why = "pieces of packed weights decoded for many rows, and sums of parts"
+        lines.append(BudgetLine("low-bit workspace", LOW_BIT_WORKSPACE_BYTES, why))
     if graphs:
         why = f"decode steps of up to {seqs} rows, captured: their activations, their logits, and what the driver keeps"
         lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs), why))
@@ -175,7 +180,7 @@ def _group_pages(group: CacheGroup, config: EngineConfig, context: int, seqs: in
 
 
 def _page_bytes(group: CacheGroup, config: EngineConfig, dtypes: Dtypes) -> int:
-    return config.page_tokens * group.token_elements * itemsize(dtypes.kv)
+    return config.page_tokens * token_bytes(group, dtypes.kv)
 
 
 def _buy(
@@ -225,7 +230,7 @@ def _context(spec: ModelSpec, config: EngineConfig, layout: CacheLayout, cache_b
 def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[BudgetLine]:
     lines = []
     for group, count in zip(layout.groups, layout.pages, strict=True):
-        size = layout.page_tokens * group.token_elements * itemsize(dtypes.kv)
+        size = layout.page_tokens * token_bytes(group, dtypes.kv)
         kind = "full context" if group.window is None else f"window of {group.window}"
         why = f"{count} pages of {layout.page_tokens} tokens, {len(group.layers)} layers, {kind}, {dtypes.kv}"
         lines.append(BudgetLine(f"kv pages {group.index}", count * size, why))
@@ -233,6 +238,6 @@ def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[
         why = f"{layout.slots} sequences of {state_bytes:,} bytes, {dtypes.state}"
         lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))
     if layout.padding:
-        pages = sum(layout.page_tokens * group.token_elements * itemsize(dtypes.kv) for group in layout.groups)
+        pages = sum(layout.page_tokens * token_bytes(group, dtypes.kv) for group in layout.groups)
         lines.append(BudgetLine("padding", state_bytes + pages, "a state slot and a page that rows left empty in a graph use"))
     return lines

@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout
 from headrace.layers.batch import Pools
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec
-from headrace.plan.dtypes import Dtypes
+from headrace.plan.dtypes import Dtypes, has_scales
 
 
 def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Pools:
@@ -23,6 +23,8 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
     kv_type, state_type, tail_type = (getattr(torch, name) for name in (dtypes.kv, dtypes.state, dtypes.compute))
     keys: list[Tensor | None] = []
     values: list[Tensor | None] = []
+    key_scales: list[Tensor | None] = []
+    value_scales: list[Tensor | None] = []
     states: list[Tensor | None] = []
     tails: list[Tensor | None] = []
     for index, layer in enumerate(spec.layers):
@@ -31,15 +33,21 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
             shape = (layout.pool_pages[group_of[index]], layout.page_tokens, mixer.kv_heads, mixer.head_dim)
             keys.append(_zeros(shape, kv_type, device))
             values.append(_zeros(shape, kv_type, device))
+            for scales in (key_scales, value_scales) if has_scales(dtypes.kv) else ():
+                scales.append(_zeros(shape[:-1], torch.float16, device))
             states.append(None)
             tails.append(None)
         elif isinstance(mixer, GatedDeltaSpec):
             keys.append(None)
             values.append(None)
+            for scales in (key_scales, value_scales) if has_scales(dtypes.kv) else ():
+                scales.append(None)
             states.append(_zeros((layout.pool_slots, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type, device))
             tails.append(_zeros((layout.pool_slots, mixer.conv_width - 1, mixer.conv_channels), tail_type, device))
     groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
-    return Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups)
+    return Pools(
+        tuple(keys), tuple(values), tuple(states), tuple(tails), groups, tuple(key_scales), tuple(value_scales)
+    )
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

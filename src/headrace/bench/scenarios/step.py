@@ -26,7 +26,7 @@ from headrace.errors import ConfigError
 from headrace.hardware import detect
 from headrace.plan.budget import state_bytes_per_sequence
 from headrace.plan.checkpoint import Model
-from headrace.plan.dtypes import Dtypes, itemsize, resolve_dtypes
+from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
 
 if TYPE_CHECKING:
     from headrace.bench.floor import Ceilings
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from headrace.bench.step_engine import MeasuredEngine, Steps
 
 _WARM_UPS = 8
-_PROFILED = 10
 _KERNELS_SHOWN = 25
 
 
@@ -112,7 +111,7 @@ def _model(settings: Settings) -> Model:
 
 def _engine_config(settings: Settings, loads: list[tuple[int, int, int]]) -> EngineConfig:
     """Room for the largest combination, and no more."""
-    longest = max(context for _, _, context in loads) + settings.steps + _WARM_UPS + _PROFILED + 8
+    longest = max(context for _, _, context in loads) + settings.steps + _WARM_UPS + 16
     return EngineConfig(
         device=settings.device, dtype=settings.dtype, context=longest, max_seqs=max(rows for rows, _, _ in loads),
         chunk_tokens=max(rows * tokens for rows, tokens, _ in loads), kv_dtype=settings.kv_dtype,
@@ -123,7 +122,7 @@ def _engine_config(settings: Settings, loads: list[tuple[int, int, int]]) -> Eng
 def _cache_bytes(model: Model, config: EngineConfig, dtypes: Dtypes) -> int:
     assert config.context is not None and config.max_seqs is not None
     tokens = config.context + 3 * config.page_tokens  # the scheduler keeps a page free for every sequence
-    kv = sum(group.token_elements for group in cache_groups(model.spec)) * itemsize(dtypes.kv)
+    kv = sum(token_bytes(group, dtypes.kv) for group in cache_groups(model.spec))
     return (config.max_seqs + 1) * (tokens * kv + state_bytes_per_sequence(model.spec, dtypes))
 
 
@@ -167,7 +166,7 @@ def _measure(
     )
     if profiled is not None:
         found["profile"] = asdict(profiled)
-        _print_profile(console, profiled)
+        _print_profile(console, profiled, step_s * 1e6)
     return found
 
 
@@ -188,19 +187,20 @@ def _times_s(steps: Steps, count: int) -> list[float]:
 def _profile(steps: Steps) -> Profile:
     from headrace.bench.kernel_profile import profile_steps
 
-    return profile_steps(steps.step, _PROFILED)
+    return profile_steps(steps.step)
 
 
-def _print_profile(console: Console, found: Profile) -> None:
-    table = Table("kernel", "calls", "us", "share", caption=_caption(found))
+def _print_profile(console: Console, found: Profile, step_us: float) -> None:
+    caption = (
+        f"busy {found.busy_us:.0f} us of a step of {step_us:.0f}: {1 - found.busy_us / step_us:.1%} idle; while profiled "
+        f"{found.idle_share:.1%}, of which {found.between_share:.1%} between steps"
+    )
+    table = Table("kernel", "calls", "us", "share", caption=caption)
     for kernel in found.kernels[:_KERNELS_SHOWN]:
-        share = f"{kernel.us / found.span_us:.1%}" if found.span_us else "-"
-        table.add_row(escape(kernel.name[:90]), f"{kernel.calls:g}", f"{kernel.us:.1f}", share)
+        table.add_row(escape(kernel.name[:90]), f"{kernel.calls:g}", f"{kernel.us:.1f}", f"{kernel.us / step_us:.1%}")
     console.print(table)
-
-
-def _caption(found: Profile) -> str:
-    return f"a step of {found.span_us:.0f} us: {found.idle_share:.1%} idle, {found.between_share:.1%} between steps"
+    if not found.complete:
+        console.print("[yellow]the profiler lost launches, or steps differ: these figures are not a whole step's[/]")
 
 
 def _print_memory(console: Console, engine: MeasuredEngine, memory: dict[str, int]) -> None:

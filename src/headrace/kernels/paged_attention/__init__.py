@@ -1,38 +1,34 @@
-"""Causal softmax attention of packed rows over paged keys and values: prefill chunks and decoding alike."""
+"""Causal softmax attention of packed rows over paged keys and values: prefill chunks, decoding and verification alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
+from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.paged_attention import reference
-from headrace.kernels.paged_attention.reference import PagedRows
+from headrace.kernels.paged_attention.reference import plan_rows
+from headrace.kernels.paged_attention.rows import PagedRows
+
+LARGEST_HEAD = 256
+"""Of heads that the kernels take."""
 
 
-def plan_rows(
-    page_table: Tensor,
-    lengths: Tensor,
-    row_tokens: Sequence[int],
-    host_lengths: Sequence[int],
-    page_tokens: int,
-    window: int | None = None,
-) -> PagedRows:
-    """Where each row's keys lie and which of them it sees: made once a step for all layers of a cache group.
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None, gate: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale q k^T + causal mask) v, times sigmoid(gate) if there is one: [T, H, D] as q.
 
-    page_table [R, max pages] int64, lengths [R] (tokens of each sequence, this step's included), row_tokens: the R rows'
-    query tokens, the last ones of their sequence. window W: a query at position i sees keys i - W + 1 ... i only. Page
-    table entries for tokens that no query of the row sees are never read, so no other sequence's memory is.
+    q, gate [T, H, D]; keys, values [pages, page_tokens, KV, D]: float, or fp8 e4m3 or int8 codes with fp16 scales [pages,
+    page_tokens, KV] (see kv_write). Query head h reads key head h // (H / KV). Page table entries for tokens that no query of
+    the row sees are never read, so no other sequence's memory is. On CUDA in 16 or 32 bits nothing waits for the device, and
+    nothing but the workspace depends on host numbers of rows of at most 32 tokens.
     """
-    return reference.plan_rows(page_table, lengths, row_tokens, host_lengths, page_tokens, window)
+    if runs_triton(q) and q.shape[2] <= LARGEST_HEAD:
+        from headrace.kernels.paged_attention import triton
 
-
-def paged_attention(q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float) -> Tensor:
-    """q [T, H, D], keys and values [pages, page_tokens, KV, D] -> softmax(scale q k^T + causal mask) v, [T, H, D] as q.
-
-    Query head h reads key head h // (H / KV).
-    """
-    return reference.paged_attention(q, keys, values, rows, scale)
+        return triton.paged_attention(q, keys, values, rows, scale, key_scales, value_scales, gate)
+    return reference.paged_attention(q, keys, values, rows, scale, key_scales, value_scales, gate)
 
 
 __all__ = ["PagedRows", "paged_attention", "plan_rows"]

@@ -1,15 +1,18 @@
 """Inputs on which every implementation of paged_attention must agree, and the slow formula.
 
-Pages that no row may read hold NaN, as do the ends of rows' last pages.
+Pages that no row may read hold NaN (8-bit ones: NaN scales), as do the ends of rows' last pages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from headrace.kernels.kv_write.codes import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class Case:
     page_tokens: int = 4
     window: int | None = None
     dim: int = 8
+    kv: torch.dtype | None = None  # of the pools; None: as the queries
+    gated: bool = False
 
 
 CASES = (
@@ -35,6 +40,13 @@ CASES = (
     Case("window", ((1, 23), (6, 20), (1, 3), (9, 9)), window=5),
     Case("window-one", ((1, 5), (3, 6)), window=1, page_tokens=2),
     Case("far-apart", ((1, 5000), (1, 3), (1, 4)), heads=1, kv_heads=1, page_tokens=16, dim=2),
+    Case("verify", ((4, 120), (1, 150), (9, 200)), heads=12, kv_heads=2, page_tokens=16, dim=32, gated=True),
+    Case("long-chunk", ((2, 70), (45, 120), (1, 9)), heads=8, kv_heads=1, page_tokens=16, dim=16, gated=True),
+    Case("long-chunk-window", ((50, 50), (1, 40)), heads=3, kv_heads=3, page_tokens=8, window=11, dim=24),
+    Case("int8", ((1, 200), (3, 21)), heads=12, kv_heads=2, page_tokens=16, dim=64, kv=torch.int8),
+    Case("int8-chunk", ((40, 77), (1, 5)), heads=2, kv_heads=1, page_tokens=4, kv=torch.int8, gated=True),
+    Case("fp8", ((1, 200), (3, 21)), heads=6, kv_heads=1, page_tokens=16, dim=64, kv=torch.float8_e4m3fn, gated=True),
+    Case("fp8-chunk-window", ((40, 77), (1, 5)), heads=4, kv_heads=2, page_tokens=2, window=19, kv=torch.float8_e4m3fn),
 )
 
 
@@ -54,7 +66,20 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
                 token = torch.randn(shape[2:], generator=rng).to(dtype)
                 pool[page_table[row, position // case.page_tokens], position % case.page_tokens] = token
     q = torch.randn(sum(n for n, _ in case.rows), case.heads, case.dim, generator=rng).to(dtype)
-    return {"q": q, "keys": keys, "values": values, "page_table": page_table, "rows": case.rows, "window": case.window}
+    given = {"q": q, "keys": keys, "values": values, "page_table": page_table, "rows": case.rows, "window": case.window}
+    if case.gated:
+        both = 2 * torch.rand(*q.shape[:2], 2 * case.dim, generator=rng) - 1
+        given["gate"] = both.to(dtype)[..., case.dim :]  # every other vector, as in the layer
+    return given if case.kv is None else given | _encoded(keys, values, case.kv)
+
+
+def _encoded(keys: Tensor, values: Tensor, kv: torch.dtype) -> dict[str, Tensor]:
+    """The pools in 8 bits. Where they hold NaN, the scales do."""
+    given = {}
+    for name, scales, pool in (("keys", "key_scales", keys), ("values", "value_scales", values)):
+        given[name], given[scales] = encode(pool.nan_to_num(), kv)
+        given[scales].masked_fill_(pool[..., 0].isnan(), float("nan"))
+    return given
 
 
 SCALE = 0.4
@@ -63,24 +88,30 @@ SCALE = 0.4
 def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
     queries, lengths = zip(*given["rows"], strict=True)
     keys, values = given["keys"], given["values"]
-    ends = torch.tensor(lengths, dtype=torch.int32, device=keys.device)
-    rows = op.plan_rows(given["page_table"], ends, queries, lengths, keys.shape[1], given["window"])
-    return (op.paged_attention(given["q"], keys, values, rows, SCALE),)
+    ends, offsets = (
+        torch.tensor(numbers, dtype=torch.int32, device=keys.device) for numbers in (lengths, (0, *accumulate(queries)))
+    )
+    rows = op.plan_rows(given["page_table"], ends, offsets, queries, lengths, keys.shape[1], given["window"])
+    more = {name: given[name] for name in ("key_scales", "value_scales", "gate") if name in given}
+    return (op.paged_attention(given["q"], keys, values, rows, SCALE, **more),)
 
 
 def slow(
-    *, q: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, rows: tuple[tuple[int, int], ...], window: int | None
+    *, q: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, rows: tuple[tuple[int, int], ...], window: int | None,
+    key_scales: Tensor | None = None, value_scales: Tensor | None = None, gate: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """One query and head at a time."""
+    pools = [pool.double() if scales is None else pool.double() * scales.double()[..., None]
+             for pool, scales in ((keys, key_scales), (values, value_scales))]
     out, token, page_tokens, group = torch.empty(q.shape, dtype=torch.float64), 0, keys.shape[1], q.shape[1] // keys.shape[2]
     for pages, (queries, length) in zip(page_table.tolist(), rows, strict=True):
         for position in range(length - queries, length):
             seen = range(max(0, position + 1 - window) if window else 0, position + 1)
             places = [(pages[p // page_tokens], p % page_tokens) for p in seen]
-            k, v = (torch.stack([pool[place] for place in places]).double() for pool in (keys, values))
+            k, v = (torch.stack([pool[place] for place in places]) for pool in pools)
             for head in range(q.shape[1]):
                 scores = (k[:, head // group] @ q[token, head].double()) * SCALE
                 weights = (scores - scores.max()).exp()
                 out[token, head] = weights @ v[:, head // group] / weights.sum()
             token += 1
-    return (out,)
+    return (out if gate is None else out / (1 + (-gate.double()).exp()),)

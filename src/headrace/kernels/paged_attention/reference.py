@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from headrace.kernels.kv_write.codes import decode
+from headrace.kernels.paged_attention.rows import PagedRows
 from headrace.kernels.precision import accumulation_dtype
 
 MASK_ELEMENTS = 1 << 20
 """Most elements of one mask: long chunks are cut into blocks of queries, which bounds the workspace."""
 PADDING_TOKENS = 4096
 """Padding that rows decoded together may cost whatever their lengths; beyond it, padding may not exceed the tokens."""
+Pools = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""Keys and values, each with its scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +35,29 @@ class Block:
     mask: Tensor | None  # [B, 1, n, L] bool, True is seen; None sees all
 
 
-@dataclass(frozen=True, slots=True)
-class PagedRows:
-    """Rows planned for one step and cache group."""
-
-    blocks: tuple[Block, ...]
-
-
 def plan_rows(
-    page_table: Tensor, lengths: Tensor, row_tokens: Sequence[int], host_lengths: Sequence[int], page_tokens: int,
-    window: int | None = None,
+    page_table: Tensor, lengths: Tensor, row_offsets: Tensor, row_tokens: Sequence[int], host_lengths: Sequence[int],
+    page_tokens: int, window: int | None = None,
 ) -> PagedRows:
+    return PagedRows(page_table, lengths, row_offsets, row_tokens, host_lengths, page_tokens, window)
+
+
+def _blocks(rows: PagedRows) -> tuple[Block, ...]:
     starts, total = [], 0
-    for tokens in row_tokens:
+    for tokens in rows.row_tokens:
         starts.append(total)
         total += tokens
-    spans = [min(length, window or length) for length in host_lengths]
-    decoding = [r for r, tokens in enumerate(row_tokens) if tokens == 1]
+    table, page_tokens, window = rows.page_table, rows.page_tokens, rows.window
+    spans = [min(length, window or length) for length in rows.host_lengths]
+    decoding = [r for r, tokens in enumerate(rows.row_tokens) if tokens == 1]
     blocks = [
-        _decode_block(rows, [starts[r] for r in rows], [spans[r] for r in rows], page_table, lengths, page_tokens)
-        for rows in _buckets(decoding, spans)
+        _decode_block(picked, [starts[r] for r in picked], [spans[r] for r in picked], table, rows.lengths, page_tokens)
+        for picked in _buckets(decoding, spans)
     ]
-    for row, tokens in enumerate(row_tokens):
+    for row, tokens in enumerate(rows.row_tokens):
         if tokens > 1:
-            blocks += _chunk_blocks(starts[row], tokens, host_lengths[row], page_table[row], page_tokens, window)
-    return PagedRows(tuple(blocks))
+            blocks += _chunk_blocks(starts[row], tokens, rows.host_lengths[row], table[row], page_tokens, window)
+    return tuple(blocks)
 
 
 def _buckets(rows: list[int], spans: Sequence[int]) -> Iterator[list[int]]:
@@ -125,34 +127,48 @@ def _side_by_side(read_at: Tensor) -> Tensor | slice:
     return slice(first, last + 1) if neighbours else read_at
 
 
-def paged_attention(q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None, gate: Tensor | None = None,
+) -> Tensor:
     wide = accumulation_dtype(q.dtype)
-    if len(rows.blocks) == 1:  # it holds every row, in order: the decode path spares two copies
-        return _attend(q.to(wide), keys, values, rows.blocks[0], scale).to(q.dtype)
-    out = torch.empty_like(q)
-    for block in rows.blocks:
-        out[block.at] = _attend(q[block.at].to(wide), keys, values, block, scale).to(q.dtype)
-    return out
+    pools = ((keys, key_scales), (values, value_scales))
+    blocks = rows.once("blocks", lambda: _blocks(rows))
+    if len(blocks) == 1:  # it holds every row, in order: the decode path spares two copies
+        out = _attend(q.to(wide), pools, blocks[0], scale).to(q.dtype)
+    else:
+        out = torch.empty_like(q)
+        for block in blocks:
+            out[block.at] = _attend(q[block.at].to(wide), pools, block, scale).to(q.dtype)
+    return out if gate is None else out * gate.sigmoid()
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, block: Block, scale: float) -> Tensor:
+def _attend(q: Tensor, pools: Pools, block: Block, scale: float) -> Tensor:
     """q [B * n, H, D] -> [B * n, H, D]. The query heads of one key head attend as further queries of it."""
-    kv_heads, dim = keys.shape[2:]
+    kv_heads, dim = pools[0][0].shape[2:]
     group, n = q.shape[1] // kv_heads, block.queries
     q = q.reshape(block.count, n, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, KV, G * n, D]
     mask = block.mask
     if mask is not None and n > 1:
         mask = mask.repeat(1, 1, group, 1)  # [B, 1, G * n, L]
-    k, v = (_gather(pool, block.read_at, q.dtype) for pool in (keys, values))
+    k, v = (_gather(pool, scales, block.read_at, q.dtype) for pool, scales in pools)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     out = out.view(block.count, kv_heads, group, n, dim).permute(0, 3, 1, 2, 4)
     return out.reshape(block.count * n, kv_heads * group, dim)
 
 
-def _gather(pool: Tensor, read_at: Tensor | slice, dtype: torch.dtype) -> Tensor:
-    """[pages, P, KV, D] at places [B, L] -> [B, KV, L, D]."""
-    tokens = pool.view(-1, *pool.shape[2:])
+def _gather(pool: Tensor, scales: Tensor | None, read_at: Tensor | slice, dtype: torch.dtype) -> Tensor:
+    """[pages, P, KV, D] at places [B, L] -> [B, KV, L, D], decoded."""
+    tokens, scales = pool.view(-1, *pool.shape[2:]), None if scales is None else scales.view(-1, pool.shape[2])
     if isinstance(read_at, slice):
-        return tokens[read_at].to(dtype).transpose(0, 1)[None]
-    tokens = tokens.index_select(0, read_at.flatten())
-    return tokens.to(dtype).view(*read_at.shape, *pool.shape[2:]).transpose(1, 2)
+        return decode(tokens[read_at], None if scales is None else scales[read_at], dtype).transpose(0, 1)[None]
+    places = read_at.flatten()
+    picked = decode(_pick(tokens, places), None if scales is None else scales.index_select(0, places), dtype)
+    return picked.view(*read_at.shape, *pool.shape[2:]).transpose(1, 2)
+
+
+def _pick(tokens: Tensor, places: Tensor) -> Tensor:
+    """tokens[places]. Not every PyTorch selects among fp8 numbers: their bytes it can."""
+    if tokens.dtype == torch.float8_e4m3fn:
+        return tokens.view(torch.uint8).index_select(0, places).view(tokens.dtype)
+    return tokens.index_select(0, places)
