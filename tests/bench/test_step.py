@@ -64,7 +64,8 @@ def test_a_profile_counts_what_runs_and_what_does_not():
     spans = [(0.0, 10.0, "a"), (5.0, 10.0, "b"), (20.0, 5.0, "a"), (21.0, 2.0, "c"), (35.0, 5.0, "b")]
     found = summarise(spans, 2)
     assert [(k.name, k.calls, k.us) for k in found.kernels] == [("a", 1.0, 7.5), ("b", 1.0, 7.5), ("c", 0.5, 1.0)]
-    assert found.span_us == 20.0 and found.idle_share == pytest.approx(15 / 40) and found.between_share == 0
+    assert found.busy_us == 12.5 and found.idle_share == pytest.approx(15 / 40) and found.between_share == 0
+    assert not found.complete and summarise(spans[:3], 1).complete
 
 
 def test_a_profile_starts_behind_the_pause():
@@ -77,7 +78,7 @@ def test_gaps_beside_a_steps_first_copy_lie_between_steps():
     spans = [(0.0, 1.0, "Memcpy HtoD (Pinned -> Device)"), (2.0, 4.0, "a"), (7.0, 2.0, "b"),
              (12.0, 1.0, "Memcpy HtoD (Pinned -> Device)"), (15.0, 5.0, "a")]
     found = summarise(spans, 2)
-    assert found.span_us == 10.0
+    assert found.busy_us == 6.5
     assert found.idle_share == pytest.approx((1 + 1 + 3 + 2) / 20) and found.between_share == pytest.approx((1 + 3 + 2) / 20)
 
 

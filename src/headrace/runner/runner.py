@@ -114,14 +114,18 @@ class Runner:
     def fill_cache(self, seed: int = 0) -> None:
         """Random numbers in every page, state and tail: a cache to measure with, of sequences that nobody computed."""
         generator = torch.Generator(self._device).manual_seed(seed)
-        for tensors in (self._pools.keys, self._pools.values, self._pools.states, self._pools.conv_tails):
+        pools = self._pools
+        for tensors in (pools.keys, pools.values, pools.states, pools.conv_tails):
             for tensor in tensors:
                 if tensor is None:
                     continue
-                if tensor.is_floating_point() and tensor.itemsize > 1:
+                if tensor.itemsize > 1:
                     tensor.normal_(0.0, 0.5, generator=generator)
-                else:  # codes
-                    tensor.view(torch.int8).random_(-64, 64, generator=generator)
+                else:  # codes that are numbers in int8 and in e4m3 alike
+                    tensor.view(torch.int8).random_(0, 64, generator=generator)
+        for tensor in (*pools.key_scales, *pools.value_scales):
+            if tensor is not None:
+                tensor.uniform_(0.01, 0.02, generator=generator)
 
     def parameters(self) -> dict[str, Tensor]:
         """The model's weights by name."""
