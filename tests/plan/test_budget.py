@@ -125,14 +125,3 @@ def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() ->
     assert [line.bytes for line in budget.lines if line.name == "low-bit workspace"] == [2**27]
     plain = make_budget(spec(FULL), WEIGHTS, CPU, EngineConfig(max_seqs=1, context=16), F32)
     assert all(line.name != "low-bit workspace" for line in plain.lines)
-
-
-def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() -> None:
-    packed = WeightMap((Weight("w.weight_packed", "w.weight_packed", (64, 16), dtype="int32"),
-                        Weight("b.weight_packed", "b.weight_packed", (64, 8), transform="offset_bytes", dtype="int8"),
-                        Weight("w.weight_scale", "w.weight_scale", (64, 1), dtype="float16")))
-    assert weight_bytes(packed, "float32") == 64 * 16 * 4 + 64 * 32 + 64 * 2
-    budget = make_budget(spec(FULL), packed, CPU, EngineConfig(max_seqs=1, context=16), F32)
-    assert [line.bytes for line in budget.lines if line.name == "low-bit workspace"] == [2**27]
-    plain = make_budget(spec(FULL), WEIGHTS, CPU, EngineConfig(max_seqs=1, context=16), F32)
-    assert all(line.name != "low-bit workspace" for line in plain.lines)

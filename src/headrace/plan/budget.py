@@ -20,8 +20,6 @@ CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
 LOW_BIT_WORKSPACE_BYTES = 2 * 64 * 2**20
 """On a GPU, the most that kernels.low_bit_linear allocates: 64 MiB of decoded weights, or no more of sums in float32."""
-LOW_BIT_WORKSPACE_BYTES = 2 * 64 * 2**20
-"""On a GPU, the most that kernels.low_bit_linear allocates: 64 MiB of decoded weights, or no more of sums in float32."""
 LOGIT_ROWS = 256
 """Rows of logits computed at once, in sampling and in prompt log-probabilities."""
 
@@ -117,9 +115,6 @@ def _fixed_lines(
         BudgetLine("sampler", sampler_bytes(seqs + graphs, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
         BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {max(seqs, LOGIT_ROWS)} rows of logits"),
     ]
-    if any(weight.dtype in ("int32", "int8") for weight in weights.weights):
-        why = "pieces of packed weights decoded for many rows, and sums of parts"
-        lines.append(BudgetLine("low-bit workspace", LOW_BIT_WORKSPACE_BYTES, why))
     if any(weight.dtype in ("int32", "int8") for weight in weights.weights):
         why = "pieces of packed weights decoded for many rows, and sums of parts"
         lines.append(BudgetLine("low-bit workspace", LOW_BIT_WORKSPACE_BYTES, why))
