@@ -38,8 +38,9 @@ class Attention(nn.Module):
         keys, values, group = pools.keys[index], pools.values[index], pools.group_of[index]
         assert keys is not None and values is not None and group is not None
         qkv: Tensor = self.qkv(x)
+        cos, sin = step.rotary[spec.rope]
         q = qk_norm_rope_kv_write(
-            qkv, *step.rotary[spec.rope], self.heads, self._norm(), keys, values, step.batch.write_at[group], *pools.scales(index)
+            qkv, cos, sin, self.heads, self._norm(), keys, values, step.batch.write_at[group], *pools.scales(index)
         )
         gate = self.heads.split(qkv)[3] if spec.gated else None
         y = paged_attention(q, keys, values, step.paged_rows[group], spec.head_dim**-0.5, *pools.scales(index), gate)

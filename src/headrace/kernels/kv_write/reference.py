@@ -15,7 +15,7 @@ def kv_write(
     for pool, scales, new in ((keys, key_scales, k), (values, value_scales, v)):
         if scales is not None:
             new, scale = encode(new, pool.dtype)
-            scales.view(-1, *scales.shape[2:]).index_copy_(0, write_at, scale)
+            scales.view(-1, *scales.shape[2:]).index_copy_(0, write_at, scale.to(scales.dtype))
         _put(pool, write_at, new.to(pool.dtype))
 
 

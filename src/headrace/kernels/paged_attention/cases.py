@@ -40,7 +40,7 @@ CASES = (
     Case("window", ((1, 23), (6, 20), (1, 3), (9, 9)), window=5),
     Case("window-one", ((1, 5), (3, 6)), window=1, page_tokens=2),
     Case("far-apart", ((1, 5000), (1, 3), (1, 4)), heads=1, kv_heads=1, page_tokens=16, dim=2),
-    Case("verify", ((4, 120), (1, 150), (9, 200)), heads=12, kv_heads=2, page_tokens=16, dim=32, gated=True),
+    Case("verify", ((4, 90), (1, 33), (9, 60)), heads=12, kv_heads=2, page_tokens=16, dim=16, gated=True),
     Case("long-chunk", ((2, 70), (45, 120), (1, 9)), heads=8, kv_heads=1, page_tokens=16, dim=16, gated=True),
     Case("long-chunk-window", ((50, 50), (1, 40)), heads=3, kv_heads=3, page_tokens=8, window=11, dim=24),
     Case("int8", ((1, 200), (3, 21)), heads=12, kv_heads=2, page_tokens=16, dim=64, kv=torch.int8),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.kernels.kv_write.codes import LARGEST
+from headrace.kernels.kv_write.codes import LARGEST, encode
 from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.qk_norm_rope_kv_write.heads import HeadNorm, Heads
 
@@ -66,11 +66,12 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
             given[name] = (0.3 * torch.randn(heads.dim, generator=rng) + 1 - case.offset).to(wide)
         given["offset"] = case.offset
     shape = (PAGES, PAGE_TOKENS, heads.keys, heads.dim)
-    for name in ("keys", "values"):
-        given[name] = torch.zeros(shape, dtype=case.kv or dtype)
-    if case.kv is not None:
-        for name in ("key_scales", "value_scales"):
-            given[name] = torch.zeros(shape[:-1], dtype=torch.float16)
+    for name, scales in (("keys", "key_scales"), ("values", "value_scales")):
+        before = torch.randn(shape, generator=rng)  # what other tokens' places hold stays
+        if case.kv is None:
+            given[name] = before.to(dtype)
+        else:
+            given[name], given[scales] = encode(before, case.kv)
     return given
 
 
@@ -103,9 +104,10 @@ def slow(
     key_scales: Tensor | None = None, value_scales: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """One vector at a time; pairs as complex numbers, turned."""
-    del key_scales, value_scales  # the numbers that codes stand for are the written ones
     q = torch.empty(len(qkv), heads.queries, heads.dim, dtype=torch.float64)
-    keys, values = torch.zeros(2, *keys.shape, dtype=torch.float64)
+    keys, values = (pool.double() if scales is None else pool.double() * scales.double()[..., None]
+                    for pool, scales in ((keys, key_scales), (values, value_scales)))
+    keys, values = keys.clone(), values.clone()
     half = cos.shape[2]
 
     def moved(t: int, begin: int, weight: Tensor | None) -> Tensor:
