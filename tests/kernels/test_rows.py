@@ -53,7 +53,6 @@ def test_singles_are_found_between_longer_rows() -> None:
     assert (singles.rows.tolist(), singles.at.tolist()) == ([0, 2], [0, 4])
 
 
-def test_tables_and_tickets_are_made_once() -> None:
+def test_tables_are_made_once() -> None:
     rows = PackedRows([3, 1], CPU)
     assert rows.pieces(2) is rows.pieces(2) and rows.groups is rows.groups
-    assert rows.tickets(4) is rows.tickets(4) and rows.tickets(4).tolist() == [0] * 4

@@ -51,7 +51,6 @@ class PackedRows:
         self.row_tokens = tuple(row_tokens)
         self.device = device
         self._tables: dict[tuple[int, int], PieceTable | None] = {}
-        self._tickets: dict[int, Tensor] = {}
 
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
@@ -72,12 +71,6 @@ class PackedRows:
         if (size, shortest) not in self._tables:
             self._tables[size, shortest] = self._cut(size, shortest)
         return self._tables[size, shortest]
-
-    def tickets(self, count: int) -> Tensor:
-        """`count` int32 zeros on the device that one launch after the other uses, and leaves zero."""
-        if count not in self._tickets:
-            self._tickets[count] = torch.zeros(count, dtype=torch.int32, device=self.device)
-        return self._tickets[count]
 
     def _starts(self) -> list[int]:
         starts, total = [], 0

@@ -29,7 +29,8 @@ class GatedDelta(nn.Module):
         self.qkvz = Linear(hidden, spec.conv_channels + values, dtype=dtype, device=device)
         self.ab = Linear(hidden, 2 * spec.value_heads, dtype=dtype, device=device)
         self.out = Linear(values, hidden, dtype=dtype, device=device)
-        self.conv_weight = empty_parameter((spec.conv_channels, spec.conv_width), dtype, device)
+        taps = torch.empty((spec.conv_width, spec.conv_channels), dtype=dtype, device=device)
+        self.conv_weight = nn.Parameter(taps.T, requires_grad=False)  # [channels, width], channels side by side as in x
         self.a_log = empty_parameter((spec.value_heads,), wide, device)
         self.dt_bias = empty_parameter((spec.value_heads,), wide, device)
         self.norm_weight = empty_parameter((spec.value_dim,), wide, device)

@@ -43,16 +43,18 @@ CASES = (
 
 
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Well conditioned, as a trained model's are: states that last (dt_bias), and products without far outliers (conv, z)."""
     rng = torch.Generator().manual_seed(sum(map(ord, case.name)))
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=rng)
 
     tokens, slots, wide = sum(case.rows), len(case.rows) + 2, accumulation_dtype(dtype)
+    values = case.value_heads * case.value_dim
     return {
-        "qkvz": draw(tokens, case.channels + case.value_heads * case.value_dim).to(dtype),
-        "ab": draw(tokens, 2 * case.value_heads).to(dtype), "conv_weight": draw(case.channels, case.width).to(dtype),
-        "a_log": draw(case.value_heads).to(wide), "dt_bias": draw(case.value_heads).to(wide),
+        "qkvz": torch.cat([draw(tokens, case.channels), 1 + 0.3 * draw(tokens, values)], 1).to(dtype),
+        "ab": draw(tokens, 2 * case.value_heads).to(dtype), "conv_weight": 0.5 * draw(case.channels, case.width).to(dtype),
+        "a_log": 0.5 * draw(case.value_heads).to(wide), "dt_bias": draw(case.value_heads).to(wide) - 2,
         "norm_weight": 1 + 0.3 * draw(case.value_dim).to(wide), "eps": 1e-6,
         "tails": draw(slots, case.width - 1, case.channels).to(dtype),
         "states": draw(slots, case.value_heads, case.value_dim, case.key_dim).to(wide),

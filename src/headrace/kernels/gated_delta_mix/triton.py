@@ -1,11 +1,12 @@
-"""Rows of one token in one launch; longer rows through the three operations' own kernels.
+"""Rows of one token in two launches; longer rows through the three operations' own kernels.
 
-A decoding program holds one value head's whole state: it is read once and written once, and the 48 heads of a lone row are
-all in flight together. The value heads of a key head each compute its convolution; the last of them to have read the key
-head's tails, which a ticket tells, moves those on.
+The first launch convolves, moves the tails on and makes unit vectors of q and k, in fp32: [rows, channels] of workspace. In the
+second a program holds one value head's whole state, which is read once and written once, and norms its output.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -23,76 +24,70 @@ from headrace.kernels.tile import store
 from headrace.kernels.variant import Variant
 
 
-@triton.jit
-def _convolved(x, weight, past, channel, mask, channels, WIDTH: tl.constexpr):
-    """silu of one token's convolution. x, past: the token's inputs and its tail [WIDTH - 1, channels]."""
-    new = tl.load(x + channel, mask=mask, other=0.0).to(tl.float32)
-    total = new * tl.load(weight + channel * WIDTH + WIDTH - 1, mask=mask, other=0.0).to(tl.float32)
-    for w in tl.static_range(WIDTH - 1):
-        value = tl.load(past + w * channels + channel, mask=mask, other=0.0).to(tl.float32)
-        total += value * tl.load(weight + channel * WIDTH + w, mask=mask, other=0.0).to(tl.float32)
-    return total * sigmoid(total)
-
-
-@triton.jit
-def _shift(x, past, channel, mask, channels, WIDTH: tl.constexpr, TAPS: tl.constexpr):
-    """Moves the tails of `channel` on by one token."""
-    tap = tl.arange(0, TAPS)[:, None]
-    inside = (tap < WIDTH - 1) & mask[None, :]
-    older = inside & (tap < WIDTH - 2)
-    value = tl.load(past + (tap + 1) * channels + channel[None, :], mask=older, other=0.0).to(tl.float32)
-    value += tl.load(x + channel[None, :], mask=inside & (tap == WIDTH - 2), other=0.0).to(tl.float32)
-    tl.debug_barrier()  # other threads have read what is overwritten
-    store(past + tap * channels + channel[None, :], value, inside)
+@triton.jit(do_not_specialize=["first_row", "first_token"])
+def _convolve_token(
+    qkvz, conv, tails, slots, row_index, token_index, mixed,
+    first_row, first_token, channels, qkvz_stride, channel_stride, tap_stride, scale,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK: tl.constexpr, INDEXED: tl.constexpr,
+):
+    """One head of q, k or v of one row, into mixed [rows, channels]: convolved, q and k as unit vectors. Moves its tails on."""
+    part, row, token = tl.program_id(0), first_row + tl.program_id(1), (first_token + tl.program_id(1)).to(tl.int64)
+    if INDEXED:
+        row, token = tl.load(row_index + tl.program_id(1)), tl.load(token_index + tl.program_id(1))
+    slot = tl.load(slots + row)
+    is_key = part < 2 * KEY_HEADS
+    width = tl.where(is_key, DK, DV)
+    first = tl.where(is_key, part * DK, 2 * KEY_HEADS * DK + (part - 2 * KEY_HEADS) * DV)
+    at = tl.arange(0, BLOCK)[None, :]
+    tap, channel, live = tl.arange(0, TAPS)[:, None], first + at, at < width
+    past = tails + (slot * (WIDTH - 1) + tap) * channels + channel
+    new = tl.load(qkvz + token * qkvz_stride + channel, mask=live, other=0.0).to(tl.float32)  # [1, BLOCK]
+    old = tl.load(past, mask=live & (tap < WIDTH - 1), other=0.0).to(tl.float32)  # [TAPS, BLOCK]
+    inputs = tl.where(tap == WIDTH - 1, new, old)
+    taps = tl.load(conv + channel * channel_stride + tap * tap_stride, mask=live & (tap < WIDTH), other=0.0).to(tl.float32)
+    total = tl.sum(inputs * taps, 0)
+    value = total * sigmoid(total)
+    norm = tl.rsqrt(tl.sum(value * value) + NORM_EPS)
+    value *= tl.where(is_key, tl.where(part < KEY_HEADS, norm * scale, norm), 1.0)
+    row_of_mixed = mixed + tl.program_id(1).to(tl.int64) * channels + first
+    tl.store(row_of_mixed + tl.arange(0, BLOCK), value, mask=tl.arange(0, BLOCK) < width)
+    if WIDTH > 1:
+        tl.debug_barrier()  # all threads have read the tails
+        store(past - channels, inputs, live & (tap > 0) & (tap < WIDTH))
 
 
 @triton.jit(do_not_specialize=["first_row", "first_token"])
 def _decode(
-    qkvz, ab, conv, a_log, dt_bias, norm, tails, states, slots, row_index, token_index, tickets, out,
-    first_row, first_token, channels, qkvz_stride, ab_stride, scale, eps,
-    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
+    qkvz, ab, mixed, a_log, dt_bias, norm, states, slots, row_index, token_index, out,
+    first_row, first_token, channels, qkvz_stride, ab_stride, eps,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, INDEXED: tl.constexpr,
 ):
     """One value head of one row. X [BV, BK] is its S^T."""
     head, row, token = tl.program_id(0), first_row + tl.program_id(1), (first_token + tl.program_id(1)).to(tl.int64)
     if INDEXED:
         row, token = tl.load(row_index + tl.program_id(1)), tl.load(token_index + tl.program_id(1))
-    slot = tl.load(slots + row)
     dv, dk = tl.arange(0, BV), tl.arange(0, BK)
     live, key_live = dv < DV, dk < DK
-    at = states + (slot * HEADS + head) * (DV * DK) + (dv[:, None] * DK + dk[None, :])
+    at = states + (tl.load(slots + row) * HEADS + head) * (DV * DK) + (dv[:, None] * DK + dk[None, :])
     there = live[:, None] & key_live[None, :]
     stored = tl.load(at, mask=there, other=0.0)
-
     key_head = head // (HEADS // KEY_HEADS)
-    q_at, k_at = key_head * DK + dk, (KEY_HEADS + key_head) * DK + dk
-    v_at = 2 * KEY_HEADS * DK + head * DV + dv
-    x, past = qkvz + token * qkvz_stride, tails + slot * (WIDTH - 1) * channels
-    q = _convolved(x, conv, past, q_at, key_live, channels, WIDTH)
-    k = _convolved(x, conv, past, k_at, key_live, channels, WIDTH)
-    v = _convolved(x, conv, past, v_at, live, channels, WIDTH)
-    if WIDTH > 1:
-        tl.debug_barrier()  # all threads have read the tails
-        _shift(x, past, v_at, live, channels, WIDTH, TAPS)
-        last = True
-        if HEADS > KEY_HEADS:
-            ticket = tickets + tl.program_id(1) * KEY_HEADS + key_head
-            last = tl.atomic_add(ticket, 1, sem="acq_rel") == HEADS // KEY_HEADS - 1
-            tl.store(ticket, 0, mask=last)
-        _shift(x, past, q_at, key_live & last, channels, WIDTH, TAPS)
-        _shift(x, past, k_at, key_live & last, channels, WIDTH, TAPS)
-
-    q *= tl.rsqrt(tl.sum(q * q) + NORM_EPS) * scale
-    k *= tl.rsqrt(tl.sum(k * k) + NORM_EPS)
-    a, b = tl.load(ab + token * ab_stride + head).to(tl.float32), tl.load(ab + token * ab_stride + HEADS + head).to(tl.float32)
+    vectors = mixed + tl.program_id(1).to(tl.int64) * channels
+    q = tl.load(vectors + key_head * DK + dk, mask=key_live, other=0.0)
+    k = tl.load(vectors + (KEY_HEADS + key_head) * DK + dk, mask=key_live, other=0.0)
+    v = tl.load(vectors + 2 * KEY_HEADS * DK + head * DV + dv, mask=live, other=0.0)
+    gates = ab + token * ab_stride + head
+    a, b = tl.load(gates).to(tl.float32), tl.load(gates + HEADS).to(tl.float32)
     keep = tl.exp(log_decay(a, tl.load(a_log + head).to(tl.float32), tl.load(dt_bias + head).to(tl.float32)))
+    z = tl.load(qkvz + token * qkvz_stride + channels + head * DV + dv, mask=live, other=0.0).to(tl.float32)
+    weight = tl.load(norm + dv, mask=live, other=0.0).to(tl.float32)
+
     state = stored.to(tl.float32) * keep
     d = sigmoid(b) * (v - tl.sum(state * k[None, :], 1))
     o = tl.sum(state * q[None, :], 1) + tl.sum(k * q) * d
     store(at, state + d[:, None] * k[None, :], there)
-
-    z = tl.load(x + channels + head * DV + dv, mask=live, other=0.0).to(tl.float32)
-    weight = tl.load(norm + dv, mask=live, other=0.0).to(tl.float32)
     o *= tl.rsqrt(tl.sum(o * o) / DV + eps) * weight * z * sigmoid(z)
     store(out + (token * HEADS + head) * DV + dv, o, live)
 
@@ -108,53 +103,75 @@ def gated_delta_mix(
     else:
         out = _long_rows(qkvz, ab, weights, tails, states, slots, rows)
     if singles is not None:
-        decode(qkvz, ab, weights, tails, states, slots, singles, rows, out)
+        decode(qkvz, ab, weights, tails, states, slots, singles, out)
     return out
 
 
 def _long_rows(
     qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, slots: Tensor, rows: PackedRows
 ) -> Tensor:
-    """The tokens of rows of two tokens and more; the others' are undefined."""
+    """The tokens of rows of two tokens and more; the others' are undefined.
+
+    What lies between the operations is fp16 where activations have 16 bits: a bf16's 8 bits in q and k would be the largest
+    error of the whole.
+    """
     channels = weights.conv.shape[0]
-    qkv = causal_conv1d(qkvz[:, :channels], weights.conv, tails, slots, rows, shortest=2)
+    between = torch.float32 if qkvz.dtype == torch.float32 else torch.float16
+    qkv = causal_conv1d(qkvz[:, :channels], weights.conv, tails, slots, rows, 2, between)
     (q, k, v), (a, b) = split_qkv(qkv, states), split_gates(ab)
     y = gated_delta_rule(q, k, v, a, b, weights.a_log, weights.dt_bias, states, slots, rows, shortest=2)
-    return gated_rms_norm(y, qkvz[:, channels:].view(v.shape), weights.norm, weights.eps).flatten(1)
+    return gated_rms_norm(y, qkvz[:, channels:].view(v.shape), weights.norm, weights.eps, qkvz.dtype).flatten(1)
 
 
 def decode(
-    qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, slots: Tensor, singles: RowGroup,
-    rows: PackedRows, out: Tensor, num_warps: int = 8,
+    qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, slots: Tensor, singles: RowGroup, out: Tensor,
+    num_warps: int = 4, maxnreg: int | None = None,
 ) -> None:
     """Writes the rows of one token into out [T, HV DV]. Rows of a captured graph must be neighbours: then nothing is read."""
     channels, width = weights.conv.shape
     _, heads, value_dim, key_dim = states.shape
     key_heads = (channels - heads * value_dim) // (2 * key_dim)
+    key_block, value_block = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     indexed = isinstance(singles.rows, Tensor)
     first_row, first_token = (0 if isinstance(at, Tensor) else at.start for at in (singles.rows, singles.at))
     row_index, token_index = (at if isinstance(at, Tensor) else slots for at in (singles.rows, singles.at))
+    mixed = torch.empty((singles.count, channels), dtype=torch.float32, device=qkvz.device)
+    _convolve_token[2 * key_heads + heads, singles.count](
+        qkvz, weights.conv, tails, slots, row_index, token_index, mixed, first_row, first_token, channels, qkvz.stride(0),
+        *weights.conv.stride(), key_dim**-0.5, key_heads, heads, key_dim, value_dim, width, triton.next_power_of_2(width),
+        max(key_block, value_block), indexed, num_warps=1,
+    )
     _decode[heads, singles.count](
-        qkvz, ab, weights.conv, weights.a_log, weights.dt_bias, weights.norm, tails, states, slots, row_index, token_index,
-        rows.tickets(singles.count * key_heads), out, first_row, first_token, channels, qkvz.stride(0), ab.stride(0),
-        key_dim**-0.5, weights.eps, key_heads, heads, key_dim, value_dim, width, triton.next_power_of_2(max(1, width - 1)),
-        triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim), indexed, num_warps=num_warps,
+        qkvz, ab, mixed, weights.a_log, weights.dt_bias, weights.norm, states, slots, row_index, token_index, out,
+        first_row, first_token, channels, qkvz.stride(0), ab.stride(0), weights.eps,
+        key_heads, heads, key_dim, value_dim, key_block, value_block, indexed, num_warps=num_warps, maxnreg=maxnreg,
     )
 
 
-def _variant(dtype: str, state: str, indexed: bool) -> Variant:
-    signature = dict.fromkeys(("qkvz", "ab", "conv", "tails", "out"), f"*{dtype}") | {"states": f"*{state}", "tickets": "*i32"}
-    signature |= dict.fromkeys(("a_log", "dt_bias", "norm"), "*fp32")
-    signature |= dict.fromkeys(("slots", "row_index", "token_index"), "*i64")
-    signature |= dict.fromkeys(("channels", "qkvz_stride", "ab_stride"), "i32")
-    aligned = tuple(signature)
-    signature |= {"first_row": "i32", "first_token": "i32", "scale": "fp32", "eps": "fp32"}
-    constants: dict[str, object] = {
-        "KEY_HEADS": 16, "HEADS": 48, "DK": 128, "DV": 128, "WIDTH": 4, "TAPS": 4, "BK": 128, "BV": 128, "INDEXED": indexed
+def _variants(dtype: str, state: str, indexed: bool) -> tuple[Variant, ...]:
+    """Qwen3.5's shape."""
+    known = dict.fromkeys(("qkvz", "ab", "conv", "tails", "out"), f"*{dtype}") | {"states": f"*{state}"}
+    known |= dict.fromkeys(("mixed", "a_log", "dt_bias", "norm"), "*fp32")
+    known |= dict.fromkeys(("slots", "row_index", "token_index"), "*i64")
+    known |= dict.fromkeys(("channels", "qkvz_stride", "ab_stride", "tap_stride"), "i32")
+    aligned = tuple(known)
+    known |= {"first_row": "i32", "first_token": "i32", "scale": "fp32", "eps": "fp32"}
+    shape: dict[str, object] = {
+        "KEY_HEADS": 16, "HEADS": 48, "DK": 128, "DV": 128, "WIDTH": 4, "TAPS": 4, "BLOCK": 128, "BK": 128, "BV": 128,
+        "INDEXED": indexed, "channel_stride": 1,
     }
-    name = f"decode-{dtype}-{state}{'-indexed' if indexed else ''}"
-    return Variant(name, _decode, signature, constants, num_warps=8, aligned=aligned)
+
+    def variant(name: str, kernel: Any, num_warps: int) -> Variant:
+        signature = {arg: known[arg] for arg in kernel.arg_names if arg in known}
+        constants = {arg: shape[arg] for arg in kernel.arg_names if arg in shape}
+        chosen = tuple(arg for arg in aligned if arg in signature)
+        name = f"{name}-{dtype}-{state}{'-indexed' if indexed else ''}"
+        return Variant(name, kernel, signature, constants, num_warps=num_warps, aligned=chosen)
+
+    return variant("convolve", _convolve_token, 1), variant("decode", _decode, 4)
 
 
 _TYPES = (("bf16", "fp16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32"))
-VARIANTS = (*(_variant(*types, indexed=False) for types in _TYPES), _variant("bf16", "fp16", indexed=True))
+VARIANTS = (
+    *(variant for types in _TYPES for variant in _variants(*types, indexed=False)), *_variants("bf16", "fp16", indexed=True)
+)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class MixWeights:
-    """conv [C, W], of q | k | v channels; a_log, dt_bias [HV]; norm [DV] with eps."""
+    """conv [C, W] of q | k | v channels, in memory best as [W, C]; a_log, dt_bias [HV]; norm [DV] with eps."""
 
     conv: Tensor
     a_log: Tensor

@@ -21,7 +21,7 @@ def gated_delta_rule(
 ) -> Tensor:
     wide = accumulation_dtype(v.dtype)
     ratio = v.shape[1] // k.shape[1]
-    q, k = (_unit(x.to(wide)).repeat_interleave(ratio, 1) for x in (q, k))  # [T, HV, DK]
+    q, k = (unit(x.to(wide)).repeat_interleave(ratio, 1) for x in (q, k))  # [T, HV, DK]
     q = q * q.shape[-1] ** -0.5
     decay = -a_log.to(wide).exp() * softplus(a.to(wide) + dt_bias.to(wide))  # [T, HV], g
     beta = b.to(wide).sigmoid()
@@ -38,7 +38,8 @@ def gated_delta_rule(
     return out
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit(x: Tensor) -> Tensor:
+    """x over its length, [..., D]; tiny vectors stay tiny."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPS)
 
 

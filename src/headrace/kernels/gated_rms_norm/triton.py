@@ -30,11 +30,11 @@ def _norm_heads(
     store(out + at, wide * inverse[:, None] * scale * z / (1.0 + tl.exp(-z)), mask)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None = None) -> Tensor:
     x = x.contiguous()
     tokens, heads, width = x.shape
     assert gate.stride(2) == 1 and gate.stride(1) == width
-    out = torch.empty_like(x)
+    out = torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
     if out.numel():
         rows, columns = _tile(width)
         grid = (triton.cdiv(tokens * heads, rows),)
@@ -49,7 +49,7 @@ def _tile(width: int) -> tuple[int, int]:
 
 
 def _variant(dtype: str, width: int) -> Variant:
-    signature = dict.fromkeys(("x", "gate", "out"), f"*{dtype}") | {"weight": "*fp32"}
+    signature = dict.fromkeys(("gate", "out"), f"*{dtype}") | {"x": "*fp32" if dtype == "fp32" else "*fp16", "weight": "*fp32"}
     signature |= {"count": "i32", "heads": "i32", "gate_stride": "i32", "eps": "fp32"}
     rows, columns = _tile(width)
     constants = {"WIDTH": width, "ROWS": rows, "COLUMNS": columns}

@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.gated_delta_rule.triton.tiles import NORM_EPS, log_decay, pair_decay, sigmoid, unit_lower_inverse
+from headrace.kernels.gated_delta_rule.triton.tiles import (
+    NORM_EPS,
+    PRECISION,
+    log_decay,
+    pair_decay,
+    sigmoid,
+    unit_lower_inverse,
+)
 from headrace.kernels.rows import PackedRows
 from headrace.kernels.tile import dot, store
 from headrace.kernels.variant import Variant
@@ -59,9 +66,9 @@ def _prepare(
     square = i * SIZE + j
     pair = pair_decay(c, i >= j)
     zero = tl.zeros((SIZE, SIZE), tl.float32)
-    tl.store(within + line * SIZE + square, (dot(queries, tl.trans(keys), zero) * pair).to(OPERAND))
-    system = tl.where(i > j, dot(keys, tl.trans(keys), zero) * pair * beta[:, None], 0.0)
-    inverse = unit_lower_inverse(system, SIZE, OPERAND)
+    tl.store(within + line * SIZE + square, (dot(queries, tl.trans(keys), zero, PRECISION) * pair).to(OPERAND))
+    system = tl.where(i > j, dot(keys, tl.trans(keys), zero, PRECISION) * pair * beta[:, None], 0.0)
+    inverse = unit_lower_inverse(system, 6 if SIZE == 64 else 4, OPERAND)
     tl.store(solve + line * SIZE + square, (inverse * beta[None, :]).to(OPERAND))
     tl.store(decay + line + t, c)
 
@@ -92,13 +99,13 @@ def _walk(
         read = v + token * v_stride + head * DV
         values = tl.load(read + t[None, :] * v_stride + dv[:, None], mask=live, other=0.0).to(tl.float32)  # [BV, SIZE]
         zero = tl.zeros((BV, SIZE), tl.float32)
-        known = dot(x.to(OPERAND), tl.trans(keys), zero)
+        known = dot(x.to(OPERAND), tl.trans(keys), zero, PRECISION)
         past = tl.exp(c)[None, :]
         rest = (values - past * known).to(OPERAND)
-        d = dot(rest, tl.trans(tl.load(solve + line * SIZE + square)), zero)
-        o = dot(x.to(OPERAND), tl.trans(queries), zero) * past
-        o = dot(d.to(OPERAND), tl.trans(tl.load(within + line * SIZE + square)), o)
-        x = dot((d * tl.exp(end - c)[None, :]).to(OPERAND), keys, x * tl.exp(end))
+        d = dot(rest, tl.trans(tl.load(solve + line * SIZE + square)), zero, PRECISION)
+        o = dot(x.to(OPERAND), tl.trans(queries), zero, PRECISION) * past
+        o = dot(d.to(OPERAND), tl.trans(tl.load(within + line * SIZE + square)), o, PRECISION)
+        x = dot((d * tl.exp(end - c)[None, :]).to(OPERAND), keys, x * tl.exp(end), PRECISION)
         store(out + (token * HEADS + head) * DV + t[None, :] * (HEADS * DV) + dv[:, None], o, live)
         first += KEY_HEADS * SIZE * BK
         line += HEADS * SIZE
@@ -171,10 +178,11 @@ def _variants(dtype: str, state: str) -> tuple[Variant, ...]:
     constants: dict[str, object] = {"KEY_HEADS": 16, "HEADS": 48, "DK": 128, "SIZE": tiles.size, "BK": tiles.key_columns}
     constants["OPERAND"] = tl.float32 if wide else tl.float16
     tables = dict.fromkeys(("unit_q", "unit_k", "solve", "within"), "*fp32" if wide else "*fp16") | {"decay": "*fp32"}
-    prepare = dict.fromkeys(("q", "k", "a", "b"), f"*{dtype}") | tables
+    between = "*fp32" if wide else "*fp16"  # what gated_delta_mix keeps between its operations
+    prepare = {"q": between, "k": between, "a": f"*{dtype}", "b": f"*{dtype}"} | tables
     prepare |= {"a_log": "*fp32", "dt_bias": "*fp32", "pieces": "*i32"}
     prepare |= dict.fromkeys(("q_stride", "k_stride", "a_stride", "b_stride"), "i32")
-    walk = {"v": f"*{dtype}", "out": f"*{dtype}", "states": f"*{state}", "slots": "*i64", "rows": "*i32", "v_stride": "i32"}
+    walk = {"v": between, "out": between, "states": f"*{state}", "slots": "*i64", "rows": "*i32", "v_stride": "i32"}
     walk |= tables
     return (
         Variant(

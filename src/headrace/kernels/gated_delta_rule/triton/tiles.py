@@ -8,6 +8,8 @@ import triton.language as tl
 from headrace.kernels.tile import dot
 
 NORM_EPS = tl.constexpr(1e-6)
+PRECISION = tl.constexpr("ieee")
+"""Of products of fp32. Triton 3.6 does not take the default of `dot`, a string, from within a kernel."""
 
 
 @triton.jit
@@ -31,37 +33,19 @@ def pair_decay(c, same):
 
 
 @triton.jit
-def invert_blocks(a, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """(I + a)^-1 for COUNT strictly lower triangular a [COUNT, SIZE, SIZE], by forward substitution in fp32."""
-    row, column = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :]
-    inverse = tl.zeros((COUNT, SIZE, SIZE), tl.float32) + tl.where(row == column, 1.0, 0.0)
-    for j in range(SIZE - 1):
-        factor = tl.sum(tl.where(column == j, a, 0.0), 2)
-        final = tl.sum(tl.where(row == j, inverse, 0.0), 1)
-        inverse -= factor[:, :, None] * final[:, None, :]
-    return inverse
+def unit_lower_inverse(a, LEVELS: tl.constexpr, OPERAND: tl.constexpr):
+    """(I + a)^-1 for strictly lower triangular a [N, N], N = 2^LEVELS.
 
-
-@triton.jit
-def unit_lower_inverse(a, SIZE: tl.constexpr, OPERAND: tl.constexpr):
-    """(I + a)^-1 for strictly lower triangular a [SIZE, SIZE], SIZE 16 or 64.
-
-    Blocks of 16 on the diagonal first. Twice then, with D the inverse of neighbouring diagonal blocks and L what lies between
-    them, the inverse of both together is D - D L D. Blocks of an inverse stay as small as it is, so that 16-bit operands do.
+    With D the inverse of neighbouring blocks on the diagonal and L what lies between them, the inverse of both together is
+    D - D L D; blocks of one have the inverse 1. Parts of an inverse stay as small as it is, so that 16-bit operands do, where
+    powers of `a` would outgrow them.
     """
-    if SIZE == 16:
-        return tl.reshape(invert_blocks(tl.reshape(a, (1, 16, 16)), 1, 16), (16, 16))
-    else:
-        block = tl.arange(0, SIZE // 16)
-        own = block[:, None, None, None] == block[None, None, :, None]
-        split = tl.reshape(a, (SIZE // 16, 16, SIZE // 16, 16))
-        diagonal = invert_blocks(tl.sum(tl.where(own, split, 0.0), 2), SIZE // 16, 16)
-        inverse = tl.reshape(tl.where(own, diagonal[:, :, None, :], 0.0), (SIZE, SIZE))
-        i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
-        for level in tl.static_range(2):
-            half = 16 << level
-            between = (i // half % 2 == 1) & (j // half == i // half - 1)
-            zero = tl.zeros((SIZE, SIZE), tl.float32)
-            factor = dot(inverse.to(OPERAND), tl.where(between, a, 0.0).to(OPERAND), zero)
-            inverse -= dot(factor.to(OPERAND), inverse.to(OPERAND), zero)
-        return inverse
+    N: tl.constexpr = 1 << LEVELS
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    zero = tl.zeros((N, N), tl.float32)
+    inverse = tl.where(i == j, 1.0, tl.where((i % 2 == 1) & (j == i - 1), -a, 0.0))
+    for level in tl.static_range(1, LEVELS):
+        between = (i // (1 << level) % 2 == 1) & (j // (1 << level) == i // (1 << level) - 1)
+        factor = dot(inverse.to(OPERAND), tl.where(between, a, 0.0).to(OPERAND), zero, PRECISION)
+        inverse -= dot(factor.to(OPERAND), inverse.to(OPERAND), zero, PRECISION)
+    return inverse

@@ -1,0 +1,168 @@
+"""Gated DeltaNet's kernels on a GPU: `PYTHONPATH=src:. python benchmarks/kernels/gated_delta.py [WHAT ...]`, of decode,
+verify, prefill, fla and profile.
+
+Qwen3.8-27B's shape: 16 key and 48 value heads of 128, bf16 activations, fp16 states. Times are medians of graph replays over
+slots that together are larger than the L2 cache, per call; the floor is bytes read and written / 3.9 TB/s. `fla` compares the
+prefill with fla-core's chunk_gated_delta_rule, which must be installed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.causal_conv1d import triton as conv
+from headrace.kernels.gated_delta_mix import MixWeights
+from headrace.kernels.gated_delta_mix import triton as mix
+from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
+from headrace.kernels.gated_delta_rule import triton as rule
+from headrace.kernels.gated_delta_verify import Ring
+from headrace.kernels.gated_delta_verify import triton as verify
+from headrace.kernels.gated_rms_norm import triton as norm
+from headrace.kernels.rows import PackedRows
+
+KEY_HEADS, HEADS, DIM, WIDTH = 16, 48, 128, 4
+VALUES = HEADS * DIM
+CHANNELS = 2 * KEY_HEADS * DIM + VALUES
+STATE_BYTES = 2 * VALUES * DIM
+BANDWIDTH = 3.9e12
+DEVICE = torch.device("cuda")
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def weights() -> MixWeights:
+    wide = torch.float32
+    return MixWeights(
+        normal(WIDTH, CHANNELS).T, normal(HEADS, dtype=wide), normal(HEADS, dtype=wide), 1 + 0.1 * normal(DIM, dtype=wide), 1e-6
+    )
+
+
+def microseconds(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
+    """Median time of one of `calls`, captured together in a graph."""
+    for call in calls[:2]:
+        call()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times)
+
+
+def decode() -> None:
+    print(f"decode: convolution, rule and norm\n{'rows':>5} {'us':>8} {'floor':>7} {'ratio':>6}")
+    w = weights()
+    for rows in (1, 8, 32, 64):
+        floor = 2 * rows * (STATE_BYTES + 2 * (WIDTH - 1) * CHANNELS + CHANNELS + VALUES) / BANDWIDTH * 1e6
+        took = microseconds(decode_calls(w, rows, max(3, 128 // rows)))
+        print(f"{rows:>5} {took:>8.1f} {floor:>7.1f} {took / floor:>6.2f}")
+
+
+def decode_calls(w: MixWeights, rows: int, sets: int) -> list[Callable[[], object]]:
+    states, tails = (0.1 * normal(sets * rows, HEADS, DIM, DIM)).half(), normal(sets * rows, WIDTH - 1, CHANNELS)
+    qkvz, ab = normal(rows, CHANNELS + VALUES), normal(rows, 2 * HEADS)
+    packed = PackedRows((1,) * rows, DEVICE)
+    slots = torch.arange(sets * rows, device=DEVICE).view(sets, rows)
+    return [partial(mix.gated_delta_mix, qkvz, ab, w, tails, states, s, packed) for s in slots]
+
+
+def verification() -> None:
+    print(f"verify: 1 certain token and 7 drafts, 3 pending\n{'rows':>5} {'us':>8} {'floor':>7} {'ratio':>6}")
+    w = weights()
+    for rows in (1, 8, 32, 64):
+        floor = 2 * rows * STATE_BYTES / BANDWIDTH * 1e6
+        took = microseconds(verify_calls(w, rows, max(3, 128 // rows)))
+        print(f"{rows:>5} {took:>8.1f} {floor:>7.1f} {took / floor:>6.2f}")
+
+
+def verify_calls(w: MixWeights, rows: int, sets: int) -> list[Callable[[], object]]:
+    tokens, depth, slots = 8, 7, sets * rows
+    states, tails = (0.1 * normal(slots, HEADS, DIM, DIM)).half(), normal(slots, WIDTH - 1, CHANNELS)
+    ring = Ring(
+        (normal(slots, 2, depth, KEY_HEADS, DIM) * DIM**-0.5).half(), normal(slots, 2, depth, HEADS, DIM).half(),
+        -normal(slots, 2, depth, HEADS, dtype=torch.float32).abs().cumsum(2), normal(slots, 2, depth, CHANNELS),
+    )
+    pending = torch.full((slots,), 3, dtype=torch.int32, device=DEVICE)
+    qkvz, ab = normal(rows * tokens, CHANNELS + VALUES), normal(rows * tokens, 2 * HEADS)
+    offsets = torch.arange(rows + 1, device=DEVICE, dtype=torch.int32) * tokens
+    certain = torch.ones(rows, dtype=torch.int32, device=DEVICE)
+    memory = (tails, states, ring, pending, torch.zeros_like(pending))
+    where = torch.arange(slots, device=DEVICE).view(sets, rows)
+    return [partial(verify.gated_delta_verify, qkvz, ab, w, *memory, s, offsets, certain) for s in where]
+
+
+def prefill(with_fla: bool) -> None:
+    print(f"prefill, us of each operation\n{'tokens':>7} {'rows':>4} {'conv':>8} {'rule':>8} {'norm':>8} {'fla-core rule':>14}")
+    w = weights()
+    for tokens, rows in ((1024, 1), (8192, 1), (8192, 8), (32768, 1), (32768, 8)):
+        packed, slots = PackedRows((tokens // rows,) * rows, DEVICE), torch.arange(rows, device=DEVICE)
+        states, tails = (0.1 * normal(rows, HEADS, DIM, DIM)).half(), normal(rows, WIDTH - 1, CHANNELS)
+        qkvz, ab, qkv = normal(tokens, CHANNELS + VALUES), normal(tokens, 2 * HEADS), normal(tokens, CHANNELS).half()
+        (q, k, v), (a, b) = split_qkv(qkv, states), split_gates(ab)
+        y, z = normal(tokens, HEADS, DIM).half(), qkvz[:, CHANNELS:].view(tokens, HEADS, DIM)
+        calls = (
+            partial(conv.causal_conv1d, qkvz[:, :CHANNELS], w.conv, tails, slots, packed, 2, torch.float16),
+            partial(rule.gated_delta_rule, q, k, v, a, b, w.a_log, w.dt_bias, states, slots, packed),
+            partial(norm.gated_rms_norm, y, z, w.norm, w.eps, torch.bfloat16),
+        )
+        listed = " ".join(f"{microseconds([call] * 3, 7):>8.0f}" for call in calls)
+        peer = f"{microseconds([fla_call(q, k, v, a, b, w, states)] * 3, 7):>14.0f}" if with_fla else ""
+        print(f"{tokens:>7} {rows:>4} {listed} {peer}", flush=True)
+
+
+def fla_call(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, w: MixWeights, states: Tensor
+) -> Callable[[], object]:
+    """fla-core's on the same rows, all of one length, in bf16 as it is used, with its gates and norms in its kernels."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    rows = len(states)
+    q, k, v, a, beta = (x.bfloat16().reshape(rows, -1, *x.shape[1:]).contiguous() for x in (q, k, v, a, b.sigmoid()))
+    initial = states.transpose(2, 3).float().contiguous()
+    return torch.no_grad()(partial(
+        chunk_gated_delta_rule, q, k, v, a, beta, initial_state=initial, output_final_state=True,
+        use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=w.a_log, dt_bias=w.dt_bias,
+    ))
+
+
+def profile() -> None:
+    """Time of each kernel at 64 rows, and in a prefill of 8,192 tokens."""
+    w = weights()
+    packed = PackedRows((8192,), DEVICE)
+    states, tails = (0.1 * normal(1, HEADS, DIM, DIM)).half(), normal(1, WIDTH - 1, CHANNELS)
+    slots = torch.tensor([0], device=DEVICE)
+    long = (normal(8192, CHANNELS + VALUES), normal(8192, 2 * HEADS), w, tails, states, slots, packed)
+    calls = [*decode_calls(w, 64, 3), *verify_calls(w, 64, 3), *[partial(mix.gated_delta_mix, *long)] * 3]
+    for call in calls:
+        call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+    for event in found.key_averages():
+        print(f"{event.key[:40]:>40} {event.count:>4} x {event.device_time:>8.1f} us")
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or ["decode", "verify", "prefill"]
+    for name, run in (("decode", decode), ("verify", verification), ("profile", profile)):
+        if name in chosen:
+            run()
+    if "prefill" in chosen or "fla" in chosen:
+        prefill("fla" in chosen)
