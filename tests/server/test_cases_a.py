@@ -426,6 +426,11 @@ async def test_a26_the_name_of_the_model(front: LiveFront) -> None:
     front.error(await front.client.get("/v1/models/gpt-4o"), 404)
 
 
+async def test_a26_a_long_wrong_name_is_not_sent_back_whole(front: LiveFront) -> None:
+    error = await front.refused(CHAT, {"model": "m" * 1_000_000, "messages": HI}, 404)
+    assert len(error["message"]) < 2100 and "scripted" in error["message"]
+
+
 async def test_a26_a_served_name(tokenizer: Tokenizer) -> None:
     async with LiveFront(tokenizer, ServerConfig(served_name="org/Model-1")) as front:
         assert (await front.chat(model="org/Model-1"))["model"] == "org/Model-1"

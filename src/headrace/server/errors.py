@@ -11,6 +11,8 @@ from starlette.responses import Response
 from headrace.errors import EngineUnavailableError, HeadraceError, QueueFullError, RequestError
 
 UNAVAILABLE_RETRY_S = 5
+LONGEST_MESSAGE = 2000
+"""In characters; of a longer one the middle is left out."""
 
 _TYPES = {
     401: "authentication_error",
@@ -61,7 +63,10 @@ def _from_validation(error: RequestValidationError) -> ApiError:
 def error_json(error: ApiError) -> bytes:
     """The body of an error answer, and the data of an error inside a stream."""
     kind = _TYPES.get(error.status, "invalid_request_error")
-    return msgspec.json.encode({"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}})
+    message = str(error)
+    if len(message) > LONGEST_MESSAGE:  # it quotes what the client sent
+        message = message[: LONGEST_MESSAGE // 2] + " ... " + message[-LONGEST_MESSAGE // 2 :]
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": error.param, "code": error.code}})
 
 
 def error_response(error: ApiError) -> Response:
