@@ -26,8 +26,9 @@ Prompt = str | Sequence[int]
 class LLM:
     """A model, loaded and ready.
 
-    model: a Hugging Face directory or a GGUF file; None is the demo model. device, dtype and the other settings are those of
-    `headrace serve`, with underscores (`config.EngineConfig`). Raises CheckpointError and ConfigError. Threads take turns.
+    model: a Hugging Face directory or a GGUF file; None is the demo model, or the shape that random_weights names. device,
+    dtype and the other settings are those of `headrace serve`, with underscores (`config.EngineConfig`). Raises CheckpointError
+    and ConfigError. Threads take turns.
     """
 
     def __init__(

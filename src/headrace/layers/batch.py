@@ -12,7 +12,7 @@ class Batch:
     """One step's rows, packed: row r owns query tokens row_offsets[r] ... row_offsets[r + 1].
 
     T tokens, R rows, G cache groups. The same facts come twice: as tensors for kernels and as host integers for
-    references, which must not wait for a device.
+    references, which must not wait for a device. In a captured step host_lengths are the most that lengths can be.
     """
 
     tokens: Tensor  # [T] int64
