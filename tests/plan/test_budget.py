@@ -95,6 +95,8 @@ def test_states_take_at_most_half_of_a_small_cache() -> None:
         ({"memory_bytes": 100}, "before its cache"),
         ({"memory_fraction": 1.5}, "memory_fraction"),
         ({"page_tokens": 0}, "page_tokens must be 1 or more"),
+        ({"context": 1}, "context must be 2 or more"),
+        ({"max_seqs": 600_000, "context": 16}, "the machine has 8,589,934,592; most of it is"),
     ],
 )
 def test_what_cannot_fit_is_refused_with_its_numbers(settings: dict[str, int], words: str) -> None:

@@ -20,6 +20,7 @@ from headrace.engine.model_source import find_model, find_tokenizer
 from headrace.engine.process import EngineProcess
 from headrace.engine.tokenizer import Tokenizer
 from headrace.errors import CheckpointError, ConfigError
+from headrace.plan.budget import check_settings
 from headrace.plan.checkpoint import Model
 from headrace.server.serve import Service, run
 from headrace.types import EngineInfo
@@ -28,6 +29,7 @@ from headrace.types import EngineInfo
 def serve(path: Path | None, engine: EngineConfig, server: ServerConfig) -> int:
     """Serve until a signal; returns the exit code. Raises CheckpointError or ConfigError for what can never be served."""
     model = find_model(path, engine)
+    check_settings(model.spec, engine)
     tokenizer = find_tokenizer(model, engine)
     template = chat_template(server, tokenizer)
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)

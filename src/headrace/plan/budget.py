@@ -66,7 +66,7 @@ def weight_bytes(weights: WeightMap, dtype: Dtype) -> int:
 
 def make_budget(spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes) -> Budget:
     """The budget of one engine. Raises ConfigError, with the numbers, when the settings cannot fit."""
-    _check_counts(spec, config)
+    check_settings(spec, config)
     graphs = resolve_execution(config, hardware, dtypes.compute).graphs
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
     fixed = _fixed_lines(spec, weights, config, dtypes, seqs, graphs=graphs)
@@ -80,7 +80,19 @@ def make_budget(spec: ModelSpec, weights: WeightMap, hardware: Hardware, config:
     layout = _buy(spec, config, dtypes, cache_bytes, seqs, padding=graphs)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
-    return Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, tuple(notes))
+    budget = Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, tuple(notes))
+    _check_ram(budget, hardware)
+    return budget
+
+
+def _check_ram(budget: Budget, hardware: Hardware) -> None:
+    """A GPU's memory bounds its cache. A CPU's cache is only taken as it is used, and what was asked for may never fit."""
+    if hardware.kind == "cpu" and budget.total_bytes > hardware.memory_bytes:
+        largest = max(budget.lines, key=lambda line: line.bytes)
+        raise ConfigError(
+            f"the engine would need {budget.total_bytes:,} bytes, the machine has {hardware.memory_bytes:,}; "
+            f"most of it is {largest.name}, {largest.bytes:,} bytes: {largest.why}"
+        )
 
 
 def state_bytes_per_sequence(spec: ModelSpec, dtypes: Dtypes) -> int:
@@ -89,7 +101,8 @@ def state_bytes_per_sequence(spec: ModelSpec, dtypes: Dtypes) -> int:
     return s * itemsize(dtypes.state) + tails * itemsize(dtypes.compute)
 
 
-def _check_counts(spec: ModelSpec, config: EngineConfig) -> None:
+def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
+    """Raise ConfigError for settings that no machine could serve this model with."""
     for name in ("context", "max_seqs", "chunk_tokens", "page_tokens", "memory_bytes", "cache_bytes"):
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -99,6 +112,8 @@ def _check_counts(spec: ModelSpec, config: EngineConfig) -> None:
     given = [n for n in ("memory_bytes", "memory_fraction", "cache_bytes") if getattr(config, n) is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one")
+    if config.context == 1:
+        raise ConfigError("context must be 2 or more, not 1: a prompt and an answer of a token each")
     if config.context is not None and config.context > spec.max_context:
         raise ConfigError(f"context {config.context} is more than the model's own limit of {spec.max_context} tokens")
 
