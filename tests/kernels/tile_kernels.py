@@ -35,4 +35,4 @@ def store(x, out, SIZE: tl.constexpr):
 @triton.jit
 def dot(a, b, out, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    tl.store(out + at, tile.dot(tl.load(a + at), tl.load(b + at), tl.zeros((SIZE, SIZE), tl.float32)))
+    tl.store(out + at, tile.dot(tl.load(a + at), tl.load(b + at), tl.zeros((SIZE, SIZE), tl.float32), "ieee"))

@@ -15,7 +15,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
-def dot(a, b, acc, precision: tl.constexpr = "ieee"):
+def dot(a, b, acc, precision: tl.constexpr):
     """acc + a @ b in fp32. precision tells how fp32 operands are multiplied: "ieee", or tensor cores' "tf32", "tf32x3"."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
