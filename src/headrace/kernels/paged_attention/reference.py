@@ -147,8 +147,12 @@ def _attend(q: Tensor, pools: Pools, block: Block, scale: float) -> Tensor:
     """q [B * n, H, D] -> [B * n, H, D]. The query heads of one key head attend as further queries of it."""
     kv_heads, dim = pools[0][0].shape[2:]
     group, n = q.shape[1] // kv_heads, block.queries
-    q = q.reshape(block.count, n, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, KV, G * n, D]
     mask = block.mask
+    if n == 1:  # one query a row: its heads lie as they are needed
+        q = q.reshape(block.count, kv_heads, group, dim)
+        k, v = (_gather(pool, scales, block.read_at, q.dtype) for pool, scales in pools)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).reshape(block.count, kv_heads * group, dim)
+    q = q.reshape(block.count, n, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, KV, G * n, D]
     if mask is not None and n > 1:
         mask = mask.repeat(1, 1, group, 1)  # [B, 1, G * n, L]
     k, v = (_gather(pool, scales, block.read_at, q.dtype) for pool, scales in pools)
