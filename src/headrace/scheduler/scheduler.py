@@ -128,7 +128,7 @@ class Scheduler:
         starved = False  # somebody older found no page, and nobody to take one from while all have rows in flight
         youngest = next(reversed(self._running.values()), None)
         for sequence in list(self._running.values()):
-            if sequence.planned < sequence.prefill_end:
+            if sequence.prefilling:
                 prompts.append(sequence)
             elif starved and sequence is youngest:
                 continue  # without a row it will be idle, and can give up its pages
