@@ -1,4 +1,4 @@
-"""Whether an operation's Triton kernel or its reference runs. Needs no Triton."""
+"""Whether an operation's Triton kernel or its reference runs, and how kernels are launched. Needs no Triton."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from headrace.kernels.card import card
+from headrace.kernels.variant import EARLY_CAPABILITY
+
 _KERNEL_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def runs_triton(x: Tensor) -> bool:
     """True for tensors on a CUDA device in a type that kernels compute in. float64 is always the reference's."""
     return x.is_cuda and x.dtype in _KERNEL_TYPES and _has_triton()
+
+
+def early(device: torch.device) -> dict[str, bool]:
+    """What a Triton kernel that waits (`tile.await_previous`) is launched with: EARLY and, where that is true, an option.
+
+    On cards of compute capability 9.0 and later it then starts while the kernel before it still runs, in a captured graph
+    too; its launch and whatever it does before its wait cost no time of their own.
+    """
+    if card(device).capability < EARLY_CAPABILITY:
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True}
 
 
 @cache

@@ -9,9 +9,28 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether this process runs kernels under the interpreter (TRITON_INTERPRET=1 before the first import of Triton)."""
+
+
+@triton.jit
+def await_previous(EARLY: tl.constexpr):
+    """Returns when all that the kernels before wrote is there. EARLY: whether this one may run beside them (`dispatch.early`).
+
+    Every program must come here on every path, before it writes anything, and before it reads what a kernel that may still
+    run writes: a kernel that does not wait would let those behind it run before those in front of it have finished.
+    """
+    if EARLY:
+        cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """The kernel behind this one may start once every program has come here; what they write later it sees after its wait."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -12,6 +12,9 @@ TARGETS = (86, 89, 90, 120)
 SHARED_BYTES = {86: 101_376, 89: 101_376, 90: 232_448, 120: 101_376}
 """What one block may have of shared memory (CUDA programming guide, table of technical specifications)."""
 
+EARLY_CAPABILITY = 90
+"""From here on a kernel can start while the one before it still runs (programmatic dependent launch)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -31,6 +34,8 @@ class Variant:
     Triton will find divisible by 16 at run time (pointers from PyTorch's allocator and whole widths are); None means every
     pointer. fp_fusion: as the launch's enable_fp_fusion. targets: compute capabilities that it runs on; only fp8 and fp4
     tensor-core variants may leave some out, and say why in `without`. tuned: what differs from the above on some targets.
+    early: the kernel is launched with `dispatch.early`: its constant EARLY follows from the target, and it has to wait.
+    reads_early: pointers that it reads before its wait.
     """
 
     name: str
@@ -44,14 +49,15 @@ class Variant:
     fp_fusion: bool = True
     without: str = ""
     tuned: Mapping[int, Tuning] = field(default_factory=dict)
+    early: bool = False
+    reads_early: tuple[str, ...] = ()
 
     def on(self, target: int) -> Variant:
         """As it is compiled for a compute capability."""
-        if target not in self.tuned:
-            return self
-        own = self.tuned[target]
-        constants = {**self.constants, **own.constants}
-        return replace(self, constants=constants, num_warps=own.num_warps, num_stages=own.num_stages, tuned={})
+        own = self.tuned.get(target, Tuning({}, self.num_warps, self.num_stages))
+        early = {"EARLY": target >= EARLY_CAPABILITY} if self.early else {}
+        constants = {**self.constants, **own.constants, **early}
+        return replace(self, constants=constants, num_warps=own.num_warps, num_stages=own.num_stages)
 
     @property
     def divisible(self) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.tile import narrow, store
+from headrace.kernels.dispatch import early
+from headrace.kernels.tile import await_previous, let_next_start, narrow, store
 from headrace.kernels.variant import Variant
 
 _WHOLE_COLUMNS = 16_384
@@ -29,22 +30,29 @@ def _total(x, residual, total, at, mask, ADD: tl.constexpr):
 
 @triton.jit
 def _norm_rows(
-    x, residual, weight, out, total, rows, columns, eps, offset, ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x, residual, weight, out, total, rows, columns, eps, offset, ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """ROWS whole rows [ROWS, COLUMNS] a program; columns <= COLUMNS."""
+    let_next_start(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < rows) & (column < columns)
     at = row.to(tl.int64) * columns + column
-    wide = _total(x, residual, total, at, mask, ADD)
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32) + offset
+    await_previous(EARLY)
+    wide = _total(x, residual, total, at, mask, ADD)
     inverse = tl.rsqrt(tl.sum(wide * wide, 1) / columns + eps)
     store(out + at, wide * inverse[:, None] * scale, mask)
 
 
 @triton.jit
-def _norm_wide(x, residual, weight, out, total, columns, eps, offset, ADD: tl.constexpr, COLUMNS: tl.constexpr):
+def _norm_wide(
+    x, residual, weight, out, total, columns, eps, offset, ADD: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+):
     """One row a program, in pieces of COLUMNS."""
+    let_next_start(EARLY)
+    await_previous(EARLY)
     start = tl.program_id(0).to(tl.int64) * columns
     column = tl.arange(0, COLUMNS)
     squares = tl.zeros((COLUMNS,), tl.float32)
@@ -82,11 +90,15 @@ def _launch(
     if not rows:
         return
     if columns > _WHOLE_COLUMNS:
-        _norm_wide[(rows,)](x, residual, weight, out, total, columns, eps, offset, add, 4096, num_warps=8)
+        _norm_wide[(rows,)](
+            x, residual, weight, out, total, columns, eps, offset, add, 4096, num_warps=8, **early(x.device)
+        )
         return
     width, shared_rows, warps = tile_shape(columns)
     grid = (triton.cdiv(rows, shared_rows),)
-    _norm_rows[grid](x, residual, weight, out, total, rows, columns, eps, offset, add, shared_rows, width, num_warps=warps)
+    _norm_rows[grid](
+        x, residual, weight, out, total, rows, columns, eps, offset, add, shared_rows, width, num_warps=warps, **early(x.device)
+    )
 
 
 def tile_shape(columns: int) -> tuple[int, int, int]:
@@ -103,10 +115,13 @@ def _variant(columns: int, dtype: str, add: bool) -> Variant:
     aligned = (*names, "columns")
     name = f"{'add-' if add else ''}{columns}-{dtype}"
     if columns > _WHOLE_COLUMNS:
-        return Variant(name, _norm_wide, signature, constants | {"COLUMNS": 4096}, num_warps=8, aligned=aligned)
+        return Variant(name, _norm_wide, signature, constants | {"COLUMNS": 4096}, num_warps=8, aligned=aligned, early=True)
     width, rows, warps = tile_shape(columns)
     constants |= {"ROWS": rows, "COLUMNS": width}
-    return Variant(name, _norm_rows, signature | {"rows": "i32"}, constants, num_warps=warps, aligned=aligned)
+    return Variant(
+        name, _norm_rows, signature | {"rows": "i32"}, constants, num_warps=warps, aligned=aligned, early=True,
+        reads_early=("weight",),
+    )
 
 
 VARIANTS = tuple(
