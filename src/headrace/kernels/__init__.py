@@ -11,5 +11,5 @@ formula.
 from headrace.registry import Registry
 
 KERNELS = Registry(
-    "headrace.kernels", skip=("card", "cuda_function", "dispatch", "nvrtc", "precision", "rows", "tile", "variant")
+    "headrace.kernels", skip=("ahead", "card", "cuda_function", "dispatch", "nvrtc", "precision", "rows", "tile", "variant")
 )
