@@ -124,7 +124,7 @@ class Layers:
     def rows(self) -> PagedRows:
         """Planned anew each time, on the device; a prefill's list of tiles comes from the host, and is kept."""
         if self._kept is None or not self.scenario.is_prefill:
-            self._kept = op.plan_rows(*self._rows, self.queries, self.lengths, PAGE)
+            self._kept = op.plan_rows(*self._rows, self.queries, PAGE)
         return self._kept
 
     def calls(self) -> list[Callable[[], Tensor]]:

@@ -37,12 +37,12 @@ class Step:
 
     def attend(self) -> Tensor:
         bounds = (MOST_TOKENS,) * self.rows
-        planned = plan_rows(self.table, self.lengths, self.offsets, bounds, (WIDTH * PAGE,) * self.rows, PAGE)
+        planned = plan_rows(self.table, self.lengths, self.offsets, bounds, PAGE)
         return paged_attention(self.q, self.keys, self.values, planned, DIM**-0.5)
 
     def expected(self, rows: list[tuple[int, int]]) -> Tensor:
-        counts, lengths = zip(*rows, strict=True)
-        planned = reference.plan_rows(self.table, self.lengths, self.offsets, counts, lengths, PAGE)
+        counts = [count for count, _ in rows]
+        planned = reference.plan_rows(self.table, self.lengths, self.offsets, counts, PAGE)
         q, keys, values = (x.float() for x in (self.q[: sum(counts)], self.keys, self.values))
         return reference.paged_attention(q, keys, values, planned, DIM**-0.5)
 

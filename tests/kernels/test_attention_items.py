@@ -24,7 +24,7 @@ def test_items_cover_each_row_once(rows: list[tuple[int, int]], target: int, win
     lengths = [n + before for n, before in rows]
     offsets = torch.tensor([0, *accumulate(tokens)], dtype=torch.int32)
     ends = torch.tensor(lengths, dtype=torch.int32)
-    plan = _plan(PagedRows(torch.zeros(len(rows), 1), ends, offsets, tokens, lengths, 16, window), SPLIT_QUERIES, target)
+    plan = _plan(PagedRows(torch.zeros(len(rows), 1), ends, offsets, tokens, 16, window), SPLIT_QUERIES, target)
     items = [item for item in plan.items.tolist() if item[0] >= 0]
     assert plan.size == len(rows) + target
     covered: dict[int, list[tuple[int, int]]] = {}

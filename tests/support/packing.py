@@ -82,7 +82,7 @@ class Packing:
             slots=torch.tensor([self.slots[s] for s in ids], device=self.device),
             lengths=torch.tensor(lengths, dtype=torch.int32, device=self.device), page_tables=tables,
             write_at=tuple(t[owner, at // page_tokens] * page_tokens + at % page_tokens for t in tables),
-            host_row_tokens=tuple(len(row) for _, row in rows), host_lengths=tuple(lengths),
+            host_row_tokens=tuple(len(row) for _, row in rows),
         )
 
     def _grow(self, sequence: int) -> None:

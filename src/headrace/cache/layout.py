@@ -27,7 +27,8 @@ class CacheLayout:
     """What the budget bought: `pages[g]` pages of `page_tokens` tokens for group g, and `slots` state slots.
 
     padding: the pools have one slot and one page of every group more, the last of each, which no sequence ever owns: captured
-    graphs point the rows at them that a step leaves empty.
+    graphs point the rows at them that a step leaves empty, and what must not be written where it belongs goes there. drafts:
+    the most of a row, for which every slot has room; layouts with drafts have padding.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -35,6 +36,11 @@ class CacheLayout:
     pages: tuple[int, ...]
     slots: int
     padding: bool = False
+    drafts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.drafts and not self.padding:
+            raise ValueError("rows with drafts need a padding slot and page")
 
     @property
     def pool_pages(self) -> tuple[int, ...]:

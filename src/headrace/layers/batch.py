@@ -6,13 +6,30 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headrace.kernels.gated_delta_verify import Ring
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A step that verifies drafts, or commits those that an earlier step left pending.
+
+    certain [R] int32: tokens at each row's head; drafts follow. Recurrent layers give the batch's first short_rows rows (its
+    first short_tokens tokens), of at most kernels.gated_delta_verify.MAX_TOKENS each, to that operation, and compute the
+    others, which have no drafts, as prompts. folds: one of those may have pending drafts, which join its state before.
+    """
+
+    certain: Tensor
+    short_rows: int
+    short_tokens: int
+    folds: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's rows, packed: row r owns query tokens row_offsets[r] ... row_offsets[r + 1].
 
-    T tokens, R rows, G cache groups. The same facts come twice: as tensors for kernels and as host integers for
-    references, which must not wait for a device. In a captured step host_lengths are the most that lengths can be.
+    T tokens, R rows, G cache groups. Row tokens come twice: as tensors for kernels and as host integers, which need no wait for
+    a device. deferred: None where nothing is drafted or pending.
     """
 
     tokens: Tensor  # [T] int64
@@ -23,7 +40,7 @@ class Batch:
     page_tables: tuple[Tensor, ...]  # G x [R, max pages] int64: page ids; past a row's length undefined but valid ids
     write_at: tuple[Tensor, ...]  # G x [T] int64: page * page_tokens + offset where each token's K and V go
     host_row_tokens: tuple[int, ...]  # R query tokens
-    host_lengths: tuple[int, ...]  # R lengths
+    deferred: Deferred | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +50,8 @@ class Pools:
     keys, values: [pages, page_tokens, kv_heads, head_dim] of the layer's cache group; of 8-bit codes, with key_scales and
     value_scales [pages, page_tokens, kv_heads] fp16. states: S transposed, [slots,
     value_heads, value_dim, key_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first,
-    [slots, conv_width - 1, conv_channels]. group_of: the layer's cache group.
+    [slots, conv_width - 1, conv_channels]. group_of: the layer's cache group. Only where rows may carry drafts: rings, and
+    pending and parity [slots] int32 of all layers together, see kernels.gated_delta_verify.
     """
 
     keys: tuple[Tensor | None, ...]
@@ -43,6 +61,9 @@ class Pools:
     group_of: tuple[int | None, ...]
     key_scales: tuple[Tensor | None, ...] = ()  # empty: none of the layers has any
     value_scales: tuple[Tensor | None, ...] = ()
+    rings: tuple[Ring | None, ...] = ()
+    pending: Tensor | None = None
+    parity: Tensor | None = None
 
     def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """(key scales, value scales) of a layer."""

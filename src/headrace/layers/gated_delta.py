@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from headrace.kernels.gated_delta_mix import MixWeights, gated_delta_mix
+from headrace.kernels.gated_delta_verify import fold, gated_delta_verify
 from headrace.kernels.precision import accumulation_dtype
+from headrace.layers.batch import Deferred
 from headrace.layers.linear import Linear, empty_parameter
 from headrace.layers.step import Step
 from headrace.models.spec import GatedDeltaSpec
@@ -38,7 +40,30 @@ class GatedDelta(nn.Module):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         tails, states = step.pools.conv_tails[self.index], step.pools.states[self.index]
         assert tails is not None and states is not None
-        weights = MixWeights(self.conv_weight, self.a_log, self.dt_bias, self.norm_weight, self.eps)
-        mixed = gated_delta_mix(self.qkvz(x), self.ab(x), weights, tails, states, step.batch.slots, step.rows)
+        qkvz, ab, deferred = self.qkvz(x), self.ab(x), step.batch.deferred
+        if deferred is None:
+            mixed = gated_delta_mix(qkvz, ab, self._weights(), tails, states, step.batch.slots, step.rows)
+        else:
+            mixed = self._deferred(qkvz, ab, tails, states, step, deferred)
         projected: Tensor = self.out(mixed)
         return projected
+
+    def _weights(self) -> MixWeights:
+        return MixWeights(self.conv_weight, self.a_log, self.dt_bias, self.norm_weight, self.eps)
+
+    def _deferred(self, qkvz: Tensor, ab: Tensor, tails: Tensor, states: Tensor, step: Step, deferred: Deferred) -> Tensor:
+        """Short rows with their drafts through the ring, which is left to the caller to advance; longer rows as prompts."""
+        batch, ring, pending, parity = step.batch, step.pools.rings[self.index], step.pools.pending, step.pools.parity
+        assert ring is not None and pending is not None and parity is not None
+        rows, tokens, parts = deferred.short_rows, deferred.short_tokens, []
+        if rows:
+            parts.append(gated_delta_verify(
+                qkvz[:tokens], ab[:tokens], self._weights(), tails, states, ring, pending, parity, batch.slots[:rows],
+                batch.row_offsets[: rows + 1], deferred.certain[:rows],
+            ))
+        if rows < len(batch.slots):
+            long = batch.slots[rows:]
+            if deferred.folds:
+                fold(tails, states, ring, parity, long, pending[long], long)
+            parts.append(gated_delta_mix(qkvz[tokens:], ab[tokens:], self._weights(), tails, states, long, step.rows))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

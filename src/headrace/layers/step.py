@@ -18,8 +18,8 @@ from headrace.models.spec import RopeSpec
 class Step:
     """A batch, its pools, and what follows from them for every layer.
 
-    rows: what recurrent layers need of the rows' lengths. paged_rows: for each cache group, where its keys lie.
-    rotary: (cos, sin) [T, 1, rotary_dims / 2] of each kind of rotary embedding in the model.
+    rows: what recurrent layers need of the lengths of the rows that they do not verify. paged_rows: for each cache group, where
+    its keys lie. rotary: (cos, sin) [T, 1, rotary_dims / 2] of each kind of rotary embedding in the model.
     """
 
     batch: Batch
@@ -35,12 +35,11 @@ def prepare_step(
     """windows: each cache group's. freqs: the model's rotary frequencies. hidden: any activation, for its type and device."""
     pages = {group: keys.shape[1] for group, keys in zip(pools.group_of, pools.keys, strict=True) if keys is not None}
     planned = tuple(
-        plan_rows(
-            table, batch.lengths, batch.row_offsets, batch.host_row_tokens, batch.host_lengths, pages[group], windows[group]
-        )
+        plan_rows(table, batch.lengths, batch.row_offsets, batch.host_row_tokens, pages[group], windows[group])
         for group, table in enumerate(batch.page_tables)
     )
+    first = batch.deferred.short_rows if batch.deferred else 0
     return Step(
-        batch, pools, PackedRows(batch.host_row_tokens, hidden.device), planned,
+        batch, pools, PackedRows(batch.host_row_tokens[first:], hidden.device), planned,
         {spec: angles(batch.positions, f, hidden.dtype) for spec, f in freqs.items()},
     )

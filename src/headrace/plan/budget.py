@@ -9,6 +9,7 @@ from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, ModelSpec, WeightMap
+from headrace.plan.draft_memory import PROGRESS_BYTES, ring_bytes
 from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.graph_rows import graph_bytes
@@ -20,6 +21,8 @@ CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
 LOW_BIT_WORKSPACE_BYTES = 2 * 64 * 2**20
 """On a GPU, the most that kernels.low_bit_linear allocates: 64 MiB of decoded weights, or no more of sums in float32."""
+_MOST_DEPTH = 2
+"""Uncommitted plans that the loop holds at most, see plan.execution."""
 LOGIT_ROWS = 256
 """Rows of logits computed at once, in sampling and in prompt log-probabilities."""
 
@@ -64,20 +67,22 @@ def weight_bytes(weights: WeightMap, dtype: Dtype) -> int:
     return total
 
 
-def make_budget(spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes) -> Budget:
-    """The budget of one engine. Raises ConfigError, with the numbers, when the settings cannot fit."""
+def make_budget(
+    spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, drafts: int = 0
+) -> Budget:
+    """The budget of one engine whose rows carry at most `drafts`. Raises ConfigError, with the numbers, when it cannot fit."""
     check_settings(spec, config)
     graphs = resolve_execution(config, hardware, dtypes.compute).graphs
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
-    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, graphs=graphs)
-    cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed))
+    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, graphs=graphs)
+    cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed), drafts)
     notes = [f"cache: {cache_bytes:,} bytes, {why}"]
     state_bytes = state_bytes_per_sequence(spec, dtypes)
     if config.max_seqs is None and seqs * state_bytes > cache_bytes // 2:
         seqs = max(1, cache_bytes // 2 // state_bytes)
-        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, graphs=graphs)
+        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, graphs=graphs)
         notes.append(f"max-seqs: {seqs}, so that states take at most half of the cache ({state_bytes:,} bytes each)")
-    layout = _buy(spec, config, dtypes, cache_bytes, seqs, padding=graphs)
+    layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, padding=graphs or drafts > 0)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
     budget = Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, tuple(notes))
@@ -119,20 +124,24 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
 
 
 def _fixed_lines(
-    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, *, graphs: bool
+    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, *, graphs: bool
 ) -> tuple[BudgetLine, ...]:
-    tokens = config.chunk_tokens + seqs
+    tokens, slots = config.chunk_tokens + seqs * (1 + drafts), seqs + (graphs or drafts > 0)
     width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
     activations = tokens * (width + 4 * spec.hidden) * max(4, itemsize(dtypes.compute))
     logits = 3 * max(seqs, LOGIT_ROWS) * spec.vocab_size * max(4, itemsize(dtypes.compute))
     lines = [
         BudgetLine("weights", weight_bytes(weights, dtypes.compute), f"{len(weights.weights)} tensors in {dtypes.compute}"),
-        BudgetLine("sampler", sampler_bytes(seqs + graphs, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
+        BudgetLine("sampler", sampler_bytes(slots, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
         BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {max(seqs, LOGIT_ROWS)} rows of logits"),
     ]
     if any(weight.dtype in ("int32", "int8") for weight in weights.weights):
         why = "pieces of packed weights decoded for many rows, and sums of parts"
         lines.append(BudgetLine("low-bit workspace", LOW_BIT_WORKSPACE_BYTES, why))
+    if drafts:
+        slot_bytes = ring_bytes(spec, dtypes, drafts) + PROGRESS_BYTES
+        why = f"{slots} slots of {slot_bytes:,} bytes for up to {drafts} drafts a row, one of them padding"
+        lines.append(BudgetLine("drafts", slots * slot_bytes, why))
     if graphs:
         why = f"decode steps of up to {seqs} rows, captured: their activations, their logits, and what the driver keeps"
         lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs), why))
@@ -151,13 +160,13 @@ def _layer_width(spec: ModelSpec, index: int) -> int:
 
 
 def _cache_bytes(
-    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, fixed_bytes: int
+    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, fixed_bytes: int, drafts: int
 ) -> tuple[int, str]:
     if config.cache_bytes is not None:
         return config.cache_bytes, "as asked for"
     limit, why = _memory_limit(hardware, config)
     if limit is None:
-        return _cpu_default(spec, hardware, config, dtypes)
+        return _cpu_default(spec, hardware, config, dtypes, drafts)
     if limit <= fixed_bytes:
         raise ConfigError(f"the model needs {fixed_bytes:,} bytes before its cache, but it may use {limit:,} bytes ({why})")
     return limit - fixed_bytes, f"what {why} leaves"
@@ -174,23 +183,29 @@ def _memory_limit(hardware: Hardware, config: EngineConfig) -> tuple[int | None,
     return max(0, free), f"{DEFAULT_GPU_FRACTION:.0%} of the {hardware.name}, less what others hold,"
 
 
-def _cpu_default(spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes) -> tuple[int, str]:
+def _cpu_default(
+    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, drafts: int
+) -> tuple[int, str]:
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
     context = config.context or spec.max_context
-    pages = sum(_group_pages(g, config, context, seqs) * _page_bytes(g, config, dtypes) for g in cache_groups(spec))
-    wanted = seqs * state_bytes_per_sequence(spec, dtypes) + pages
+    padding = drafts > 0
+    pages = sum(
+        (_group_pages(g, config, context, seqs, drafts) + padding) * _page_bytes(g, config, dtypes) for g in cache_groups(spec)
+    )
+    wanted = (seqs + padding) * state_bytes_per_sequence(spec, dtypes) + pages
     most = hardware.memory_bytes // CPU_CACHE_SHARE
     if wanted <= most:
         return wanted, f"which holds {seqs} sequences of {context} tokens"
     return most, f"a quarter of the RAM ({seqs} sequences of {context} tokens would need {wanted:,})"
 
 
-def _group_pages(group: CacheGroup, config: EngineConfig, context: int, seqs: int) -> int:
+def _group_pages(group: CacheGroup, config: EngineConfig, context: int, seqs: int, drafts: int) -> int:
     """Pages that `seqs` sequences of `context` tokens hold at most."""
     page = config.page_tokens
     if group.window is None:
         return seqs * -(-context // page)
-    kept = min(context, group.window + page)  # a window rarely starts on a page's first token
+    # A window rarely starts on a page's first token, and the drafts of uncommitted steps may all be accepted or none.
+    kept = min(context, group.window + page + _MOST_DEPTH * drafts)
     return seqs * (-(-kept // page) + 1) + -(-min(context, config.chunk_tokens) // page)
 
 
@@ -199,7 +214,7 @@ def _page_bytes(group: CacheGroup, config: EngineConfig, dtypes: Dtypes) -> int:
 
 
 def _buy(
-    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int, *, padding: bool
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int, drafts: int, *, padding: bool
 ) -> CacheLayout:
     """State slots first, then the pages that windows can ever need, and full-context pages from the rest."""
     groups = cache_groups(spec)
@@ -208,14 +223,14 @@ def _buy(
     pages = []
     for group in sorted(groups, key=lambda g: g.window is None):
         size = _page_bytes(group, config, dtypes)
-        wanted = _group_pages(group, config, config.context or spec.max_context, seqs)
+        wanted = _group_pages(group, config, config.context or spec.max_context, seqs, drafts)
         # With nothing but windows, or a context that all sequences can have, more pages would never be used.
         count = wanted if group.window is not None else min(wanted, max(0, left) // size)
         left -= count * size
         pages.append((group.index, count))
     if left < 0 or any(count == 0 for _, count in pages):
         raise ConfigError(_too_small(spec, config, dtypes, cache_bytes, seqs))
-    return CacheLayout(groups, config.page_tokens, tuple(count for _, count in sorted(pages)), seqs, padding)
+    return CacheLayout(groups, config.page_tokens, tuple(count for _, count in sorted(pages)), seqs, padding, drafts)
 
 
 def _too_small(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int) -> str:
@@ -254,5 +269,5 @@ def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[
         lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))
     if layout.padding:
         pages = sum(layout.page_tokens * token_bytes(group, dtypes.kv) for group in layout.groups)
-        lines.append(BudgetLine("padding", state_bytes + pages, "a state slot and a page that rows left empty in a graph use"))
+        lines.append(BudgetLine("padding", state_bytes + pages, "a state slot and a page for what no sequence may have"))
     return lines

@@ -40,6 +40,11 @@ def has_scales(kv: KvDtype) -> bool:
     return _ITEMSIZE[kv] == 1
 
 
+def ring_type(compute: Dtype) -> Dtype:
+    """Of the drafts' keys and deltas: float16 where activations have 16 bits, see kernels.gated_delta_verify.Ring."""
+    return "float16" if _ITEMSIZE[compute] == 2 else compute
+
+
 def token_bytes(group: CacheGroup, kv: KvDtype) -> int:
     """Bytes of one token's keys and values over a cache group's layers."""
     return group.token_elements * _ITEMSIZE[kv] + (group.token_vectors * SCALE_BYTES if has_scales(kv) else 0)

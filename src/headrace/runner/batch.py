@@ -77,7 +77,6 @@ class Packer:
             page_tables=tuple(table[at(row_slots), :most_pages] for table in self._tables.entries),
             write_at=self._tables.write_at(at(token_slots), at(positions)),
             host_row_tokens=tuple(counts.tolist()),
-            host_lengths=tuple((starts + counts).tolist()),
         )
         if not sampled:
             return batch, None

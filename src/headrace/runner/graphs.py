@@ -42,7 +42,6 @@ class Captured:
     tables: PageTables
     sampler: Sampler
     logits: Tensor
-    context: int
     memory: Any  # torch's handle of the pool
 
 
@@ -130,7 +129,6 @@ class DecodeGraph:
             page_tables=tuple(table[slots] for table in tables.entries),
             write_at=tables.write_at(slots, positions),
             host_row_tokens=(1,) * self.size,
-            host_lengths=(self._over.context,) * self.size,
         )
 
 
@@ -138,12 +136,12 @@ class DecodeGraphs:
     """The graphs of all sizes. pool_bytes, device_bytes: what they took of torch's memory, and of the device's in all."""
 
     def __init__(
-        self, sizes: tuple[int, ...], decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler, context: int
+        self, sizes: tuple[int, ...], decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler
     ) -> None:
         self._sizes = sizes
         self._updates_per_row = len(tables.entries)
         logits = torch.empty(sizes[-1], sampler.vocab_size, dtype=sampler.dtype, device=sampler.device)
-        over = Captured(decoder, pools, tables, sampler, logits, context, torch.cuda.graph_pool_handle())
+        over = Captured(decoder, pools, tables, sampler, logits, torch.cuda.graph_pool_handle())
         self._graphs = {size: DecodeGraph(size, over) for size in reversed(sizes)}
         for graph in self._graphs.values():
             graph.warm_up()

@@ -96,7 +96,7 @@ class Runner:
         self._requests: list[Request | None] = [None] * layout.slots
         self._device = device
         self._graphs_required = graphs_required
-        self._graphs = self._capture(layout.slots, context) if layout.padding else None
+        self._graphs = self._capture(layout.slots) if layout.padding else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -149,9 +149,9 @@ class Runner:
             self._sampler.admit(admissions)
 
     @torch.inference_mode()
-    def _capture(self, max_rows: int, context: int) -> DecodeGraphs | None:
+    def _capture(self, max_rows: int) -> DecodeGraphs | None:
         try:
-            return DecodeGraphs(row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler, context)
+            return DecodeGraphs(row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler)
         except RuntimeError as error:  # an operation that waits for the device: shapes that only a reference computes
             if isinstance(error, torch.OutOfMemoryError) or self._graphs_required:
                 raise

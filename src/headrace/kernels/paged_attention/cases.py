@@ -91,7 +91,7 @@ def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
     ends, offsets = (
         torch.tensor(numbers, dtype=torch.int32, device=keys.device) for numbers in (lengths, (0, *accumulate(queries)))
     )
-    rows = op.plan_rows(given["page_table"], ends, offsets, queries, lengths, keys.shape[1], given["window"])
+    rows = op.plan_rows(given["page_table"], ends, offsets, queries, keys.shape[1], given["window"])
     more = {name: given[name] for name in ("key_scales", "value_scales", "gate") if name in given}
     return (op.paged_attention(given["q"], keys, values, rows, SCALE, **more),)
 

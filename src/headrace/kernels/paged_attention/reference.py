@@ -36,10 +36,10 @@ class Block:
 
 
 def plan_rows(
-    page_table: Tensor, lengths: Tensor, row_offsets: Tensor, row_tokens: Sequence[int], host_lengths: Sequence[int],
-    page_tokens: int, window: int | None = None,
+    page_table: Tensor, lengths: Tensor, row_offsets: Tensor, row_tokens: Sequence[int], page_tokens: int,
+    window: int | None = None,
 ) -> PagedRows:
-    return PagedRows(page_table, lengths, row_offsets, row_tokens, host_lengths, page_tokens, window)
+    return PagedRows(page_table, lengths, row_offsets, row_tokens, page_tokens, window)
 
 
 def _blocks(rows: PagedRows) -> tuple[Block, ...]:
@@ -48,7 +48,8 @@ def _blocks(rows: PagedRows) -> tuple[Block, ...]:
         starts.append(total)
         total += tokens
     table, page_tokens, window = rows.page_table, rows.page_tokens, rows.window
-    spans = [min(length, window or length) for length in rows.host_lengths]
+    lengths: list[int] = rows.lengths.tolist()  # waits for a device, which alone knows them while drafts are being verified
+    spans = [min(length, window or length) for length in lengths]
     decoding = [r for r, tokens in enumerate(rows.row_tokens) if tokens == 1]
     blocks = [
         _decode_block(picked, [starts[r] for r in picked], [spans[r] for r in picked], table, rows.lengths, page_tokens)
@@ -56,7 +57,7 @@ def _blocks(rows: PagedRows) -> tuple[Block, ...]:
     ]
     for row, tokens in enumerate(rows.row_tokens):
         if tokens > 1:
-            blocks += _chunk_blocks(starts[row], tokens, rows.host_lengths[row], table[row], page_tokens, window)
+            blocks += _chunk_blocks(starts[row], tokens, lengths[row], table[row], page_tokens, window)
     return tuple(blocks)
 
 

@@ -15,16 +15,15 @@ Made = TypeVar("Made")
 class PagedRows:
     """The rows of one step and cache group, R of them.
 
-    page_table [R, max pages] int64, lengths [R] and row_offsets [R + 1] int32 are the truth, on the device. row_tokens and
-    host_lengths are what the host knows: exact for the reference; for kernels row_tokens need only be bounds, one of rows
-    that decode (a captured step is replayed with other counts), exact for rows that a step prefills.
+    page_table [R, max pages] int64, lengths [R] and row_offsets [R + 1] int32 are the truth, on the device. row_tokens is what
+    the host knows: exact for the reference; for kernels it need only be bounds, one of rows that decode (a captured step is
+    replayed with other counts), exact for rows that a step prefills.
     """
 
     page_table: Tensor
     lengths: Tensor
     row_offsets: Tensor
     row_tokens: Sequence[int]
-    host_lengths: Sequence[int]
     page_tokens: int
     window: int | None
     _made: dict[Any, Any] = field(default_factory=dict)
