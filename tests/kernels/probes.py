@@ -34,6 +34,14 @@ def _copy_before_waiting(source, index, target, scale, SIZE: tl.constexpr, EARLY
     tl.store(target + places, tl.load(target + places) + 1.0)
 
 
+@triton.jit
+def _copy_if_any(source, target, count, SIZE: tl.constexpr, EARLY: tl.constexpr):
+    if count > 0:
+        await_previous(EARLY)
+        places = tl.arange(0, SIZE)
+        tl.store(target + places, tl.load(source + places))
+
+
 SPILLING = Variant(
     "spilling", _copy_large_tile, {"source": "*fp32", "target": "*fp32"}, {"SIZE": 2**15}, num_warps=1
 )
@@ -42,4 +50,7 @@ FP16_PRODUCT = Variant("fp16", _product, {"a": "*fp16", "b": "*fp16", "out": "*f
 HASTY = Variant(
     "hasty", _copy_before_waiting, {"source": "*fp32", "index": "*i64", "target": "*fp32", "scale": "i32"}, {"SIZE": 128},
     early=True,
+)
+EVADING = Variant(
+    "evading", _copy_if_any, {"source": "*fp32", "target": "*fp32", "count": "i32"}, {"SIZE": 128}, early=True
 )

@@ -42,10 +42,12 @@ def one_of_each_kernel(chosen: dict[str, Variant]) -> list[str]:
 
 
 def before_wait(ptx: str) -> list[tuple[str, str]]:
-    """(instruction, operands) of all that stands before the first wait."""
+    """(instruction, operands) of all that stands before the first wait, which every path must come to."""
     head, wait, _ = ptx.partition(WAIT)
     assert wait, "no wait"
     body = head[head.index("{") :]
+    assert not re.search(r"\b(ret|exit|brx\S*)\b.*;", body), "a path ends before the wait"
+    assert all(f"\n{label}:" in body for label in re.findall(r"\bbra\S*\s+(\S+);", body)), "a path leads past the wait"
     return [(m["name"], m["operands"]) for m in map(INSTRUCTION.match, map(str.strip, body.splitlines())) if m]
 
 
@@ -79,7 +81,6 @@ def pointers(variant: Variant, numbers: set[int]) -> set[str]:
 def test_waits_before_it_touches_what_others_write(name: str) -> None:
     variant = EARLY[name]
     found = before_wait(compile_variant(variant, 90).ptx)
-    assert not [i for i, _ in found if i.startswith(("bra", "ret", "exit"))], "the wait is not on every path"
     assert not [i for i, _ in found if WRITES.match(i)], "writes before the wait"
     assert pointers(variant, parameters_read(found)) == set(variant.reads_early)
 
@@ -98,8 +99,9 @@ def test_the_reading_of_ptx_sees_what_it_must() -> None:
     found = before_wait(compile_variant(probes.HASTY, 90).ptx)
     assert pointers(probes.HASTY, parameters_read(found)) == {"source", "index"}
     assert [i for i, _ in found if WRITES.match(i)]
-    with pytest.raises(AssertionError, match="no wait"):
-        before_wait(compile_variant(probes.FP16_PRODUCT, 90).ptx)
+    for probe, message in ((probes.FP16_PRODUCT, "no wait"), (probes.EVADING, "a path")):
+        with pytest.raises(AssertionError, match=message):
+            before_wait(compile_variant(probe, 90).ptx)
 
 
 def test_only_hopper_and_later_start_early(monkeypatch: pytest.MonkeyPatch) -> None:

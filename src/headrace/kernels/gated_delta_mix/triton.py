@@ -14,13 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.causal_conv1d.triton import causal_conv1d
+from headrace.kernels.dispatch import early
 from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.gated_delta_rule.triton import gated_delta_rule
 from headrace.kernels.gated_delta_rule.triton.tiles import NORM_EPS, log_decay, sigmoid
 from headrace.kernels.gated_rms_norm.triton import gated_rms_norm
 from headrace.kernels.rows import PackedRows, RowGroup
-from headrace.kernels.tile import store
+from headrace.kernels.tile import await_previous, let_next_start, store
 from headrace.kernels.variant import Variant
 
 
@@ -29,23 +30,28 @@ def _convolve_token(
     qkvz, conv, tails, slots, row_index, token_index, mixed,
     first_row, first_token, channels, qkvz_stride, channel_stride, tap_stride, scale,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK: tl.constexpr, INDEXED: tl.constexpr,
+    BLOCK: tl.constexpr, INDEXED: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """One head of q, k or v of one row, into mixed [rows, channels]: convolved, q and k as unit vectors. Moves its tails on."""
+    """One head of q, k or v of one row, into mixed [rows, channels]: convolved, q and k as unit vectors. Moves its tails on.
+
+    The next kernel starts behind the wait, so that it may read before its own wait whatever is older than this one.
+    """
     part, row, token = tl.program_id(0), first_row + tl.program_id(1), (first_token + tl.program_id(1)).to(tl.int64)
-    if INDEXED:
-        row, token = tl.load(row_index + tl.program_id(1)), tl.load(token_index + tl.program_id(1))
-    slot = tl.load(slots + row)
     is_key = part < 2 * KEY_HEADS
     width = tl.where(is_key, DK, DV)
     first = tl.where(is_key, part * DK, 2 * KEY_HEADS * DK + (part - 2 * KEY_HEADS) * DV)
     at = tl.arange(0, BLOCK)[None, :]
     tap, channel, live = tl.arange(0, TAPS)[:, None], first + at, at < width
+    taps = tl.load(conv + channel * channel_stride + tap * tap_stride, mask=live & (tap < WIDTH), other=0.0).to(tl.float32)
+    await_previous(EARLY)
+    let_next_start(EARLY)
+    if INDEXED:
+        row, token = tl.load(row_index + tl.program_id(1)), tl.load(token_index + tl.program_id(1))
+    slot = tl.load(slots + row)
     past = tails + (slot * (WIDTH - 1) + tap) * channels + channel
     new = tl.load(qkvz + token * qkvz_stride + channel, mask=live, other=0.0).to(tl.float32)  # [1, BLOCK]
     old = tl.load(past, mask=live & (tap < WIDTH - 1), other=0.0).to(tl.float32)  # [TAPS, BLOCK]
     inputs = tl.where(tap == WIDTH - 1, new, old)
-    taps = tl.load(conv + channel * channel_stride + tap * tap_stride, mask=live & (tap < WIDTH), other=0.0).to(tl.float32)
     total = tl.sum(inputs * taps, 0)
     value = total * sigmoid(total)
     norm = tl.rsqrt(tl.sum(value * value) + NORM_EPS)
@@ -62,27 +68,36 @@ def _decode(
     qkvz, ab, mixed, a_log, dt_bias, norm, states, slots, row_index, token_index, out,
     first_row, first_token, channels, qkvz_stride, ab_stride, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, INDEXED: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, INDEXED: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """One value head of one row. X [BV, BK] is its S^T."""
+    """One value head of one row. X [BV, BK] is its S^T.
+
+    All but `mixed` is older than the convolution, and read at once: past the first cache, which the wait brings up to date.
+    """
+    let_next_start(EARLY)
     head, row, token = tl.program_id(0), first_row + tl.program_id(1), (first_token + tl.program_id(1)).to(tl.int64)
     if INDEXED:
-        row, token = tl.load(row_index + tl.program_id(1)), tl.load(token_index + tl.program_id(1))
+        row = tl.load(row_index + tl.program_id(1), cache_modifier=".cg")
+        token = tl.load(token_index + tl.program_id(1), cache_modifier=".cg")
     dv, dk = tl.arange(0, BV), tl.arange(0, BK)
     live, key_live = dv < DV, dk < DK
-    at = states + (tl.load(slots + row) * HEADS + head) * (DV * DK) + (dv[:, None] * DK + dk[None, :])
+    slot = tl.load(slots + row, cache_modifier=".cg")
+    at = states + (slot * HEADS + head) * (DV * DK) + (dv[:, None] * DK + dk[None, :])
     there = live[:, None] & key_live[None, :]
-    stored = tl.load(at, mask=there, other=0.0)
+    stored = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+    gates = ab + token * ab_stride + head
+    a = tl.load(gates, cache_modifier=".cg").to(tl.float32)
+    b = tl.load(gates + HEADS, cache_modifier=".cg").to(tl.float32)
+    keep = tl.exp(log_decay(a, tl.load(a_log + head).to(tl.float32), tl.load(dt_bias + head).to(tl.float32)))
+    gate = qkvz + token * qkvz_stride + channels + head * DV + dv
+    z = tl.load(gate, mask=live, other=0.0, cache_modifier=".cg").to(tl.float32)
+    weight = tl.load(norm + dv, mask=live, other=0.0).to(tl.float32)
+    await_previous(EARLY)
     key_head = head // (HEADS // KEY_HEADS)
     vectors = mixed + tl.program_id(1).to(tl.int64) * channels
     q = tl.load(vectors + key_head * DK + dk, mask=key_live, other=0.0)
     k = tl.load(vectors + (KEY_HEADS + key_head) * DK + dk, mask=key_live, other=0.0)
     v = tl.load(vectors + 2 * KEY_HEADS * DK + head * DV + dv, mask=live, other=0.0)
-    gates = ab + token * ab_stride + head
-    a, b = tl.load(gates).to(tl.float32), tl.load(gates + HEADS).to(tl.float32)
-    keep = tl.exp(log_decay(a, tl.load(a_log + head).to(tl.float32), tl.load(dt_bias + head).to(tl.float32)))
-    z = tl.load(qkvz + token * qkvz_stride + channels + head * DV + dv, mask=live, other=0.0).to(tl.float32)
-    weight = tl.load(norm + dv, mask=live, other=0.0).to(tl.float32)
 
     state = stored.to(tl.float32) * keep
     d = sigmoid(b) * (v - tl.sum(state * k[None, :], 1))
@@ -139,12 +154,13 @@ def decode(
     _convolve_token[2 * key_heads + heads, singles.count](
         qkvz, weights.conv, tails, slots, row_index, token_index, mixed, first_row, first_token, channels, qkvz.stride(0),
         *weights.conv.stride(), key_dim**-0.5, key_heads, heads, key_dim, value_dim, width, triton.next_power_of_2(width),
-        max(key_block, value_block), indexed, num_warps=1,
+        max(key_block, value_block), indexed, num_warps=1, **early(out.device),
     )
     _decode[heads, singles.count](
         qkvz, ab, mixed, weights.a_log, weights.dt_bias, weights.norm, states, slots, row_index, token_index, out,
         first_row, first_token, channels, qkvz.stride(0), ab.stride(0), weights.eps,
         key_heads, heads, key_dim, value_dim, key_block, value_block, indexed, num_warps=num_warps, maxnreg=maxnreg,
+        **early(out.device),
     )
 
 
@@ -161,14 +177,17 @@ def _variants(dtype: str, state: str, indexed: bool) -> tuple[Variant, ...]:
         "INDEXED": indexed, "channel_stride": 1,
     }
 
-    def variant(name: str, kernel: Any, num_warps: int) -> Variant:
+    def variant(name: str, kernel: Any, num_warps: int, reads_early: tuple[str, ...]) -> Variant:
         signature = {arg: known[arg] for arg in kernel.arg_names if arg in known}
         constants = {arg: shape[arg] for arg in kernel.arg_names if arg in shape}
         chosen = tuple(arg for arg in aligned if arg in signature)
         name = f"{name}-{dtype}-{state}{'-indexed' if indexed else ''}"
-        return Variant(name, kernel, signature, constants, num_warps=num_warps, aligned=chosen)
+        return Variant(
+            name, kernel, signature, constants, num_warps=num_warps, aligned=chosen, early=True, reads_early=reads_early
+        )
 
-    return variant("convolve", _convolve_token, 1), variant("decode", _decode, 4)
+    older = ("qkvz", "ab", "a_log", "dt_bias", "norm", "states", "slots", *(("row_index", "token_index") if indexed else ()))
+    return variant("convolve", _convolve_token, 1, ("conv",)), variant("decode", _decode, 4, older)
 
 
 _TYPES = (("bf16", "fp16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32"))

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dispatch import early
 from headrace.kernels.kv_write.codes import LARGEST, MOST_SCALE
 from headrace.kernels.qk_norm_rope_kv_write.heads import HeadNorm, Heads
-from headrace.kernels.tile import round_even, store, to_e4m3
+from headrace.kernels.tile import await_previous, let_next_start, round_even, store, to_e4m3
 from headrace.kernels.variant import Variant
 
 FLOATS, INT8, E4M3 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -65,9 +66,11 @@ def put(pool, scales, places, x, alive, D: tl.constexpr, KIND: tl.constexpr):
 def norm_rotate_write(
     qkv, cos, sin, query_weight, key_weight, q, keys, values, key_scales, value_scales, write_at, eps, offset,
     H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, Q_WIDTH: tl.constexpr,
-    HALF: tl.constexpr, KIND: tl.constexpr, NORMED: tl.constexpr,
+    HALF: tl.constexpr, KIND: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Grid [T, q's parts + k's + v's] of BLOCK_H heads each."""
+    let_next_start(EARLY)
+    await_previous(EARLY)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = qkv + token * (H * Q_WIDTH + 2 * KV * D)
     cos_at, sin_at = cos + token * HALF, sin + token * HALF
@@ -111,7 +114,7 @@ def qk_norm_rope_kv_write(
     if len(qkv):
         norm_rotate_write[(len(qkv), parts)](
             qkv.contiguous(), cos, sin, *weights, q, keys, values, key_scales, value_scales, write_at, eps, offset,
-            **sizes, KIND=kind, NORMED=norm is not None, num_warps=4,
+            **sizes, KIND=kind, NORMED=norm is not None, num_warps=4, **early(q.device),
         )
     return q
 
@@ -136,6 +139,7 @@ def _variant(compute: str, kv: str, heads: Heads, half: int, *, normed: bool) ->
         {"qkv": f"*{compute}", "cos": "*fp32", "sin": "*fp32", "q": f"*{compute}", "keys": pool, "values": pool,
          "write_at": "*i64", "eps": "fp32", "offset": "fp32", **present, **scales},
         {**_sizes(heads, half), "KIND": kind.value, "NORMED": normed, **dict.fromkeys(absent)},
+        early=True,
     )
 
 

@@ -15,12 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.card import card
+from headrace.kernels.dispatch import early
 from headrace.kernels.sample import DEVICE_TOP_K
 from headrace.kernels.sample.slots import GENERATED_ONCE, SlotState
 from headrace.kernels.sample.triton.adjusted import is_penalised, wishes_of
 from headrace.kernels.sample.triton.head import draw_of_head, group_maxima, head_of
 from headrace.kernels.sample.triton.keys import token_of
 from headrace.kernels.sample.triton.scores import best_kept, best_scores, by_scores, tokens_ahead
+from headrace.kernels.tile import await_previous, let_next_start
 from headrace.kernels.variant import Variant
 from headrace.types import MAX_LOGIT_BIAS
 
@@ -50,8 +52,11 @@ def _choose_ranked(
     logits, slots, positions, integers, numbers, bias_tokens, bias_values, marks, maxima, kept_keys, drawn, next_tokens,
     stride, vocab, groups,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr, COUNT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """drawn [R] of rows that are greedy or have a small top_k; one row a program."""
+    let_next_start(EARLY)
+    await_previous(EARLY)
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     if not by_scores(integers, numbers, slot, MOST):
@@ -75,9 +80,11 @@ def _choose_scored(
     logits, slots, positions, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, ahead, standings, drawn,
     next_tokens, stride, vocab, groups, shares,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, TILE: tl.constexpr, SHARES: tl.constexpr, MOST: tl.constexpr,
-    BIASES: tl.constexpr, COUNT: tl.constexpr,
+    BIASES: tl.constexpr, COUNT: tl.constexpr, EARLY: tl.constexpr,
 ):
     """drawn [R] of the other rows; one row a program."""
+    let_next_start(EARLY)
+    await_previous(EARLY)
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     if by_scores(integers, numbers, slot, MOST):
@@ -106,26 +113,27 @@ def draw(
     standings = logits.new_empty(rows, dtype=torch.int64)
     kept_keys = logits.new_empty(rows, DEVICE_TOP_K, dtype=torch.int64)
     drawn = logits.new_empty(rows, dtype=torch.int64)
+    launch = {"enable_fp_fusion": False, **early(logits.device)}
     stride, biases, all_groups = logits.stride(0), state.bias_tokens.shape[1], triton.next_power_of_2(groups)
     group_maxima[(shares, rows)](
-        logits, slots, *state.tensors(), maxima, stride, vocab, groups, tiles, group, _TILE, biases, enable_fp_fusion=False
+        logits, slots, *state.tensors(), maxima, stride, vocab, groups, tiles, group, _TILE, biases, **launch
     )
     best_scores[(shares, rows)](
         logits, slots, positions, *state.tensors(), maxima, winners, stride, vocab, groups, tiles, _TILE, all_groups,
-        DEVICE_TOP_K, biases, enable_fp_fusion=False,
+        DEVICE_TOP_K, biases, **launch,
     )
     tokens_ahead[(shares, rows)](
         logits, slots, *state.tensors(), maxima, winners, ahead, standings, stride, vocab, groups, tiles, _TILE, all_groups,
-        _MOST_SHARES, DEVICE_TOP_K, biases, enable_fp_fusion=False,
+        _MOST_SHARES, DEVICE_TOP_K, biases, **launch,
     )
     _choose_scored[(rows,)](
         logits, slots, positions, *state.tensors(), maxima, winners, ahead, standings, drawn, next_tokens, stride, vocab,
         groups, shares, group, all_groups, _TILE, _MOST_SHARES, DEVICE_TOP_K, biases, next_tokens is not None,
-        num_warps=_CHOOSING_WARPS, enable_fp_fusion=False,
+        num_warps=_CHOOSING_WARPS, **launch,
     )
     _choose_ranked[(rows,)](
         logits, slots, positions, *state.tensors(), maxima, kept_keys, drawn, next_tokens, stride, vocab, groups, group,
-        all_groups, DEVICE_TOP_K, biases, next_tokens is not None, num_warps=_CHOOSING_WARPS, enable_fp_fusion=False,
+        all_groups, DEVICE_TOP_K, biases, next_tokens is not None, num_warps=_CHOOSING_WARPS, **launch,
     )
     return drawn
 
@@ -170,7 +178,7 @@ def _variant(
     name: str, kernel: object, signature: Mapping[str, str], constants: Mapping[str, object], warps: int
 ) -> Variant:
     aligned = tuple(name for name, type_ in signature.items() if type_.startswith("*") or name in ("stride", "vocab"))
-    return Variant(name, kernel, signature, constants, num_warps=warps, aligned=aligned, fp_fusion=False)
+    return Variant(name, kernel, signature, constants, num_warps=warps, aligned=aligned, fp_fusion=False, early=True)
 
 
 VARIANTS = _variants()

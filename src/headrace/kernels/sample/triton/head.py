@@ -14,14 +14,17 @@ import triton.language as tl
 from headrace.kernels.sample.triton.adjusted import adjusted, wishes_of
 from headrace.kernels.sample.triton.gumbel import gumbel
 from headrace.kernels.sample.triton.keys import LOWEST, floor_of_k, key_of, token_of, value_of
+from headrace.kernels.tile import await_previous, let_next_start
 
 
 @triton.jit
 def group_maxima(
     logits, slots, integers, numbers, bias_tokens, bias_values, marks, maxima, stride, vocab, groups, tiles,
-    GROUP: tl.constexpr, TILE: tl.constexpr, BIASES: tl.constexpr,
+    GROUP: tl.constexpr, TILE: tl.constexpr, BIASES: tl.constexpr, EARLY: tl.constexpr,
 ):
     """maxima [R, groups]: the highest adjusted logit of each group of GROUP tokens. A row's programs share its tiles."""
+    let_next_start(EARLY)
+    await_previous(EARLY)
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     wishes = wishes_of(slot, integers, numbers, bias_values, BIASES)

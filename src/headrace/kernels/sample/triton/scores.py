@@ -14,6 +14,7 @@ import triton.language as tl
 from headrace.kernels.sample.triton.adjusted import adjusted, wishes_of
 from headrace.kernels.sample.triton.gumbel import gumbel
 from headrace.kernels.sample.triton.keys import LOWEST, key_of, token_of, value_of
+from headrace.kernels.tile import await_previous, let_next_start
 
 
 @triton.jit
@@ -55,9 +56,11 @@ def _mass(x, top, temperature):
 @triton.jit
 def best_scores(
     logits, slots, positions, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, stride, vocab,
-    groups, tiles, TILE: tl.constexpr, GROUPS: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr,
+    groups, tiles, TILE: tl.constexpr, GROUPS: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr, EARLY: tl.constexpr,
 ):
     """winners [R, programs]: of rows that draw by scores, the key of (score, token) of each program's best."""
+    let_next_start(EARLY)
+    await_previous(EARLY)
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     if by_scores(integers, numbers, slot, MOST):
@@ -95,11 +98,14 @@ def _standing(
 def tokens_ahead(
     logits, slots, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, ahead, standings, stride, vocab,
     groups, tiles, TILE: tl.constexpr, GROUPS: tl.constexpr, SHARES: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """ahead [R, programs, 3]: of rows that keep a part, number and mass of tokens ranked before the winner, and all mass.
 
     standings [R]: the winner's key of (adjusted logit, token).
     """
+    let_next_start(EARLY)
+    await_previous(EARLY)
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     if by_scores(integers, numbers, slot, MOST) & _limited(integers, numbers, slot):
