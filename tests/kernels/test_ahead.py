@@ -65,6 +65,6 @@ def test_on_a_gpu_nothing_is_written_until_it_is_really_launched() -> None:
         for _ in range(2):
             store[(1,)](x, y, 16)
             low_bit_linear(**given)
-    assert not y.any() and not cuda._function.cache_info().currsize
+    assert not y.any()
     store[(1,)](x, y, 16)
     assert torch.equal(y, x) and torch.isfinite(low_bit_linear(**given)).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
+from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import EngineInfo
 
@@ -25,6 +27,23 @@ if TYPE_CHECKING:
     from headrace.runner.runner import Runner
 
 Progress = Callable[[int, int], None]
+
+
+class _Stopwatch:
+    """How long each part of the start took."""
+
+    def __init__(self) -> None:
+        self._laps: list[str] = []
+        self._since = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """`part` is what was done since the last call."""
+        now = time.perf_counter()
+        self._laps.append(f"{part} {now - self._since:.1f} s")
+        self._since = now
+
+    def note(self) -> str:
+        return f"start: {', '.join(self._laps)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +60,39 @@ def load_engine(path: Path, config: EngineConfig, progress: Progress | None) -> 
     return build_engine(find_model(None if config.random_weights else path, config), config, progress)
 
 
-def build_engine(model: Model, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
+def build_engine(
+    model: Model, config: EngineConfig, progress: Progress | None, drafter: Drafter | None = None
+) -> BuiltEngine:
     """Allocate all that the budget says and load or make the weights; progress(done_bytes, total_bytes) follows them.
 
-    Raises ConfigError when the settings cannot work or the memory runs out, CheckpointError when weights cannot be read.
+    drafter: whose proposals the engine's rows carry. Raises ConfigError when the settings cannot work or the memory runs out, CheckpointError when weights cannot be read.
     """
+    watch = _Stopwatch()
     hardware = detect(config.device)
+    watch.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
-    budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes)
+    budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafter.most if drafter else 0)
     try:
-        core, runner = _build_core(model, budget, dtypes, hardware, config, progress)
+        core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafter, watch.lap)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware, runner), runner)
+    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware, runner, watch.note()), runner)
 
 
 def _build_core(
-    model: Model, budget: Budget, dtypes: Dtypes, hardware: Hardware, config: EngineConfig, progress: Progress | None
+    model: Model, budget: Budget, dtypes: Dtypes, hardware: Hardware, config: EngineConfig, progress: Progress | None,
+    drafter: Drafter | None, lap: Callable[[str], None],
 ) -> tuple[EngineCore, Runner]:
     import torch
 
+    from headrace.kernels.dispatch import runs_triton
     from headrace.loader import load_weights
     from headrace.models.decoder import build_decoder
     from headrace.random_weights import make_weights
+    from headrace.runner.rehearsal import rehearse
     from headrace.runner.runner import Runner
 
     place = torch.device(hardware.kind)
@@ -76,12 +102,20 @@ def _build_core(
     else:
         load_weights(model, decoder, progress)
     decoder.prepare()
+    lap("weights")
+    if runs_triton(decoder.embedding.weight):
+        rehearse(
+            model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
+        )
+        lap("kernels and a first prompt")
+    execution = resolve_execution(config, hardware, dtypes.compute)
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens,
-        graphs_required=config.graphs == "on",
+        graphs=execution.graphs, graphs_required=config.graphs == "on",
     )
-    scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
-    return EngineCore(scheduler, runner, depth=resolve_execution(config, hardware, dtypes.compute).depth), runner
+    lap("cache and graphs")
+    scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens, drafter=drafter)
+    return EngineCore(scheduler, runner, depth=execution.depth), runner
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -91,7 +125,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _describe(
-    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, runner: Runner
+    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, runner: Runner, took: str
 ) -> EngineInfo:
     execution = resolve_execution(config, hardware, dtypes.compute)
     return EngineInfo(
@@ -104,7 +138,7 @@ def _describe(
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *execution.notes, *_captured(runner), *budget.notes, *_unused(model.weight_map)),
+        notes=(*dtypes.notes, *execution.notes, *_captured(runner), *budget.notes, *_unused(model.weight_map), took),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -60,6 +61,16 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.prepare()
+
+    def outline(self) -> Decoder:
+        """This decoder with one layer of each kind, the same modules: its passes launch every kernel that whole ones launch."""
+        kinds: dict[object, nn.Module] = {}
+        for spec, layer in zip(self.spec.layers, self.layers, strict=True):
+            formats = tuple(module.format for module in layer.modules() if isinstance(module, Linear))
+            kinds.setdefault((spec, formats), layer)
+        found = copy.copy(self)
+        found._modules = self._modules | {"layers": nn.ModuleList(kinds.values())}
+        return found
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """Hidden states after the final norm, [T, hidden]. The rows' pages, states and tails are brought up to date."""

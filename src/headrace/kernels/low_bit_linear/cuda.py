@@ -8,17 +8,16 @@ library's matrix product. Other memory: where the inputs are cut into parts, par
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from headrace.kernels import nvrtc
-from headrace.kernels.ahead import only_compiles
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import Argument, CudaFunction
+from headrace.kernels.cuda_function import CudaFunction
 from headrace.kernels.low_bit_linear import forms, hopper
 from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, FewRows, HopperRows, ManyRows
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
@@ -28,9 +27,6 @@ LEAST_HOPPER_ROWS = 17
 MOST_FUSED_ROWS = {90: 1024}
 MOST_FUSED_ROWS_ELSEWHERE = 256
 WORKSPACE_BYTES = 64 * 2**20
-
-Kernel = Callable[..., None]
-"""Called with its grid, then its arguments."""
 
 
 def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool) -> bool:
@@ -87,7 +83,7 @@ def hopper_source(block_rows: int, bf16: bool) -> str:
 def _function(
     name: str, text: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int, device: int, capability: int
 ) -> CudaFunction:
-    code = nvrtc.compiled(text, dict(macros), architecture_of(name, capability))
+    code = partial(nvrtc.compiled, text, dict(macros), architecture_of(name, capability))
     return CudaFunction(code, name, threads, shared_bytes, early=True)
 
 
@@ -98,17 +94,10 @@ def architecture_of(name: str, capability: int) -> str:
 
 def function(
     name: str, macros: Mapping[str, int], threads: int, shared_bytes: int, device: torch.device, text: str | None = None
-) -> Kernel:
+) -> CudaFunction:
     """The kernel on the device, compiled for its card when it is first asked for. text: its source, if it is not a file's."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    given, capability = (name, text or source(name), tuple(macros.items())), card(device).capability
-    if only_compiles((*given, capability), lambda: nvrtc.compiled(given[1], macros, architecture_of(name, capability))):
-        return _not_now
-    return _function(*given, threads, shared_bytes, index, capability)
-
-
-def _not_now(grid: tuple[int, int, int], *arguments: Argument) -> None:
-    """In place of a kernel that is compiled ahead."""
+    return _function(name, text or source(name), tuple(macros.items()), threads, shared_bytes, index, card(device).capability)
 
 
 def few_macros(form: FewRows, x_rows: int) -> dict[str, int]:
@@ -158,7 +147,7 @@ def hopper_rows(
 
 
 def _in_parts(
-    kernel: Kernel, cut: tuple[int, int, int], x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor
+    kernel: CudaFunction, cut: tuple[int, int, int], x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor
 ) -> None:
     """cut: rows and outputs of a block, parts of the inputs."""
     (rows, inputs), outputs = x.shape, len(packed)

@@ -1,0 +1,83 @@
+"""What an engine does before its first step, so that no user waits for it: kernels compiled, libraries and allocator warm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from headrace.cache.layout import CacheLayout
+from headrace.kernels.ahead import compiling_ahead
+from headrace.models.decoder import Decoder
+from headrace.models.spec import ModelSpec
+from headrace.plan.dtypes import Dtypes
+from headrace.plan.graph_rows import row_buckets
+from headrace.runner.batch import Packer
+from headrace.runner.page_tables import PageTables
+from headrace.runner.pools import allocate_pools
+from headrace.runner.sampler import Sampler
+from headrace.types import Row
+
+_MIXED_ROWS = 2
+"""Decoding rows beside a prompt, in rehearsal."""
+_EXACT_BELOW = 1024
+_STEP = 256
+"""Kernels change their form with every so many tokens, up to _EXACT_BELOW."""
+_PROMPTS_RUN = (1, 2, 4)
+"""Parts of the largest prompt that really run: a library chooses and loads its kernels by size."""
+
+
+@torch.inference_mode()
+def rehearse(
+    spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, *, context: int,
+    chunk_tokens: int,
+) -> None:
+    """Steps of every size that users will ask for, on a cache of one slot and page that all rows share, gone afterwards.
+
+    All kernels that a step of decoding rows, of prompts of up to chunk_tokens, or of both launches are compiled. Some prompts
+    then really run, in the workspace that they will have. To be called when the weights are there and the cache is not yet.
+    """
+    small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1)
+    tables = PageTables(small, max(context, chunk_tokens), device)
+    pools = allocate_pools(spec, small, dtypes, device)
+    packer = Packer(tables, chunk_tokens + layout.slots, 0, device)
+    compute: torch.dtype = getattr(torch, dtypes.compute)
+    sampler = Sampler(small.slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
+
+    def step(decoder: Decoder, tokens: tuple[int, ...]) -> None:
+        batch, sampled = packer.pack(_rows(tokens), sampler.next_tokens)
+        hidden = decoder(batch, pools)
+        assert sampled is not None
+        logits = decoder.logits(hidden if sampled.last is None else hidden[sampled.last])
+        sampler.draw_at(logits, sampled.slots, sampled.where, sampled.positions)
+
+    outline = decoder.outline()
+    with compiling_ahead():
+        for tokens in steps(layout.slots, chunk_tokens):
+            step(outline, tokens)
+    for parts in _PROMPTS_RUN:
+        step(decoder, (-(-chunk_tokens // parts),))
+
+
+def steps(slots: int, chunk_tokens: int) -> Iterator[tuple[int, ...]]:
+    """The rows' tokens of every step that is rehearsed."""
+    yield from ((1,) * rows for rows in row_buckets(slots))
+    for tokens in prompt_sizes(chunk_tokens):
+        yield (tokens,)
+        yield from (((1,) * _MIXED_ROWS + (tokens,)),) if slots > _MIXED_ROWS else ()
+    if slots > 2 and chunk_tokens > 2:  # prompts that share a step, one of them at its last token
+        yield (chunk_tokens // 2, chunk_tokens // 2, 1)
+
+
+def prompt_sizes(most: int) -> tuple[int, ...]:
+    """Rising numbers of tokens, `most` the last, among which every form of every kernel is met, and both kinds of numbers that
+    Triton tells apart: multiples of 16 and others.
+    """
+    powers = [1 << exponent for exponent in range(1, most.bit_length())]
+    found = {size + more for size in (*powers, *range(_STEP, _EXACT_BELOW + 1, _STEP)) for more in (0, 1)}
+    return (*sorted(size for size in found if size < most), most)
+
+
+def _rows(tokens: tuple[int, ...]) -> tuple[Row, ...]:
+    """Rows at the beginning of their sequences; those of one token carry one that the device has drawn."""
+    return tuple(Row(n, 0, 0, () if count == 1 else (0,) * count) for n, count in enumerate(tokens))
