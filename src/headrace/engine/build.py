@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
+from headrace.engine.start import Start
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware, detect
 from headrace.models.spec import WeightMap
@@ -29,30 +29,16 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 
-class _Stopwatch:
-    """How long each part of the start took."""
-
-    def __init__(self) -> None:
-        self._laps: list[str] = []
-        self._since = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        """`part` is what was done since the last call."""
-        now = time.perf_counter()
-        self._laps.append(f"{part} {now - self._since:.1f} s")
-        self._since = now
-
-    def note(self) -> str:
-        return f"start: {', '.join(self._laps)}"
-
-
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine in this process, and what it turned out to be. runner: what the core drives, for measurements."""
+    """An engine in this process, and what it turned out to be. For measurements: the runner that the core drives, and bytes
+    of each part of the memory on a GPU, planned and taken.
+    """
 
     core: EngineCore
     info: EngineInfo
     runner: Runner
+    memory: Mapping[str, tuple[int, int]]
 
 
 def load_engine(path: Path, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
@@ -65,26 +51,28 @@ def build_engine(
 ) -> BuiltEngine:
     """Allocate all that the budget says and load or make the weights; progress(done_bytes, total_bytes) follows them.
 
-    drafter: whose proposals the engine's rows carry. Raises ConfigError when the settings cannot work or the memory runs out, CheckpointError when weights cannot be read.
+    drafter: whose proposals the engine's rows carry. Raises ConfigError when the settings cannot work or the memory runs out,
+    CheckpointError when weights cannot be read.
     """
-    watch = _Stopwatch()
+    start = Start()
     hardware = detect(config.device)
-    watch.lap("PyTorch and the device")
+    start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafter.most if drafter else 0)
     try:
-        core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafter, watch.lap)
+        core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafter, start)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    return BuiltEngine(core, _describe(model, config, budget, dtypes, hardware, runner, watch.note()), runner)
+    info = _describe(model, config, budget, dtypes, hardware, start)
+    return BuiltEngine(core, info, runner, start.memory(budget))
 
 
 def _build_core(
     model: Model, budget: Budget, dtypes: Dtypes, hardware: Hardware, config: EngineConfig, progress: Progress | None,
-    drafter: Drafter | None, lap: Callable[[str], None],
+    drafter: Drafter | None, start: Start,
 ) -> tuple[EngineCore, Runner]:
     import torch
 
@@ -96,26 +84,38 @@ def _build_core(
     from headrace.runner.runner import Runner
 
     place = torch.device(hardware.kind)
+    others_bytes = torch.cuda.memory_allocated()
     decoder = build_decoder(model.spec, dtype=getattr(torch, dtypes.compute), device=place, formats=model.formats)
     if config.random_weights:
         make_weights(decoder)
     else:
         load_weights(model, decoder, progress)
     decoder.prepare()
-    lap("weights")
+    start.lap("weights")
     if runs_triton(decoder.embedding.weight):
-        rehearse(
+        start.taken["weights"] = torch.cuda.memory_allocated() - others_bytes
+        start.taken["workspace"] = rehearse(
             model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
         )
-        lap("kernels and a first prompt")
+        start.lap("kernels and first prompts")
     execution = resolve_execution(config, hardware, dtypes.compute)
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on",
     )
-    lap("cache and graphs")
+    if start.taken:
+        more_bytes = torch.cuda.memory_allocated() - others_bytes - start.taken["weights"]
+        start.taken |= _cache_and_graphs(budget, model.spec.vocab_size, more_bytes, runner)
+    start.lap("cache and graphs")
     scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens, drafter=drafter)
     return EngineCore(scheduler, runner, depth=execution.depth), runner
+
+
+def _cache_and_graphs(budget: Budget, vocab_size: int, allocated_bytes: int, runner: Runner) -> dict[str, int]:
+    """allocated_bytes: by the runner, of which the graphs' logits are theirs."""
+    graphs = runner.graph_bytes
+    taken = {"cache": allocated_bytes - (4 * budget.max_seqs * vocab_size if graphs else 0)}
+    return taken | {"graphs": graphs["graphs_device"]} if graphs else taken
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -125,7 +125,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _describe(
-    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, runner: Runner, took: str
+    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, start: Start
 ) -> EngineInfo:
     execution = resolve_execution(config, hardware, dtypes.compute)
     return EngineInfo(
@@ -138,14 +138,9 @@ def _describe(
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *execution.notes, *_captured(runner), *budget.notes, *_unused(model.weight_map), took),
+        notes=(*dtypes.notes, *execution.notes, *budget.notes, *_unused(model.weight_map), *start.notes(budget)),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
-
-
-def _captured(runner: Runner) -> list[str]:
-    taken = runner.graph_bytes
-    return [f"graphs took {taken['graphs_device']:,} bytes"] if taken else []
 
 
 def _unused(weights: WeightMap) -> list[str]:

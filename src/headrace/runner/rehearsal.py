@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
 from headrace.kernels.ahead import compiling_ahead
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
+from headrace.plan.budget import LOGIT_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.runner.batch import Packer
@@ -23,6 +25,7 @@ _MIXED_ROWS = 2
 _EXACT_BELOW = 1024
 _STEP = 256
 """Kernels change their form with every so many tokens, up to _EXACT_BELOW."""
+_ALTERNATIVES = 5
 _PROMPTS_RUN = (1, 2, 4)
 """Parts of the largest prompt that really run: a library chooses and loads its kernels by size."""
 
@@ -31,11 +34,12 @@ _PROMPTS_RUN = (1, 2, 4)
 def rehearse(
     spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, *, context: int,
     chunk_tokens: int,
-) -> None:
+) -> int:
     """Steps of every size that users will ask for, on a cache of one slot and page that all rows share, gone afterwards.
 
     All kernels that a step of decoding rows, of prompts of up to chunk_tokens, or of both launches are compiled. Some prompts
-    then really run, in the workspace that they will have. To be called when the weights are there and the cache is not yet.
+    then really run, scored as for their log-probabilities, in the workspace that they will have; returns how many bytes of
+    it they took at most. To be called when the weights are there and the cache is not yet.
     """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1)
     tables = PageTables(small, max(context, chunk_tokens), device)
@@ -44,19 +48,31 @@ def rehearse(
     compute: torch.dtype = getattr(torch, dtypes.compute)
     sampler = Sampler(small.slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
 
-    def step(decoder: Decoder, tokens: tuple[int, ...]) -> None:
+    def step(decoder: Decoder, tokens: tuple[int, ...]) -> Tensor:
         batch, sampled = packer.pack(_rows(tokens), sampler.next_tokens)
-        hidden = decoder(batch, pools)
+        hidden: Tensor = decoder(batch, pools)
         assert sampled is not None
         logits = decoder.logits(hidden if sampled.last is None else hidden[sampled.last])
         sampler.draw_at(logits, sampled.slots, sampled.where, sampled.positions)
+        return hidden
 
     outline = decoder.outline()
     with compiling_ahead():
         for tokens in steps(layout.slots, chunk_tokens):
             step(outline, tokens)
+    held_bytes = _held_bytes(device)
     for parts in _PROMPTS_RUN:
-        step(decoder, (-(-chunk_tokens // parts),))
+        hidden = step(decoder, (-(-chunk_tokens // parts),))[:LOGIT_ROWS]
+        sampler.score(decoder.logits(hidden), torch.zeros(len(hidden), dtype=torch.int64, device=device), _ALTERNATIVES)
+    return torch.cuda.max_memory_allocated(device) - held_bytes if device.type == "cuda" else 0
+
+
+def _held_bytes(device: torch.device) -> int:
+    """What is allocated now, from where the most that is allocated counts anew; nothing on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
 def steps(slots: int, chunk_tokens: int) -> Iterator[tuple[int, ...]]:

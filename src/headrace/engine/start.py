@@ -1,0 +1,40 @@
+"""What an engine's start took: seconds of each part, and bytes of each part beside what the budget planned for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from headrace.plan.budget import Budget
+
+PARTS = {"weights": ("weights",), "workspace": ("workspace",), "graphs": ("graphs",)}
+"""Budget lines that are measured apart, by the ends of their names; all others are the cache's."""
+
+
+@dataclass(slots=True)
+class Start:
+    """laps: (what was done, seconds). taken: bytes by part, of a GPU."""
+
+    laps: list[tuple[str, float]] = field(default_factory=list)
+    taken: dict[str, int] = field(default_factory=dict)
+    _since: float = field(default_factory=lambda: time.perf_counter())
+
+    def lap(self, done: str) -> None:
+        """`done` is what was done since the last call."""
+        now = time.perf_counter()
+        self.laps.append((done, now - self._since))
+        self._since = now
+
+    def memory(self, budget: Budget) -> dict[str, tuple[int, int]]:
+        """part -> (planned, taken)."""
+        planned = dict.fromkeys(self.taken, 0)
+        for line in budget.lines:
+            part = next((part for part, ends in PARTS.items() if line.name.endswith(ends)), "cache")
+            planned[part] = planned.get(part, 0) + line.bytes
+        return {part: (planned[part], taken) for part, taken in self.taken.items()}
+
+    def notes(self, budget: Budget) -> list[str]:
+        """A line of seconds, and one of bytes where they are known."""
+        seconds = ", ".join(f"{done} {took:.1f} s" for done, took in self.laps)
+        memory = ", ".join(f"{part} {taken:,} of {planned:,}" for part, (planned, taken) in self.memory(budget).items())
+        return [f"start: {seconds}", *([f"memory taken, of what was planned, in bytes: {memory}"] if memory else [])]
