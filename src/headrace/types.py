@@ -174,8 +174,9 @@ class Row:
     """One sequence's share of a step. Prefill, decode and verification differ only in these numbers.
 
     start: position of the first token (a lower bound while earlier steps are uncommitted). tokens: certain tokens known to
-    the host; empty means one token, the slot's next input token, which is on the device. drafts: proposals after them.
-    samples: whether the row ends in a sampled token (False for a chunk that stops inside the prompt).
+    the host; empty means one token, the slot's next input token, which is on the device. drafts: proposals after them, which a
+    row of at most 16 tokens in all may have. samples: whether the row ends in a sampled token (False for a chunk that stops
+    inside the prompt); each accepted draft makes it one more.
     """
 
     sequence: int

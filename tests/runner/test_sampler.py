@@ -218,7 +218,7 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
     params = [SamplingParams(temperature=0.3, top_k=1, logit_bias={50: 100.0}, logprobs=k) for k in (None, 0, 3, 1)]
     sampler, logits = _sampler(*params), _logits(2, 4)
     drawn = sampler.draw(logits, [3, 0, 2, 1], [4] * 4)
-    rows, exact = drawn.logprobs(), logits.log_softmax(-1)
+    rows, exact = [logprobs for _, logprobs in drawn.results()], logits.log_softmax(-1)
     assert [len(row) for row in rows] == [1, 0, 1, 1]
     for row, count in ((0, 1), (2, 3), (3, 0)):
         (entry,) = rows[row]
@@ -232,7 +232,7 @@ def test_logprobs_are_those_of_the_models_own_logits() -> None:
 def test_nothing_is_reported_unless_asked_for() -> None:
     sampler = _sampler(SamplingParams(), SamplingParams(temperature=0))
     drawn = sampler.draw(_logits(1, 2), [0, 1], [1, 1])
-    assert drawn.scores is None and drawn.logprobs() == ((), ())
+    assert drawn.scored.scores is None and [logprobs for _, logprobs in drawn.results()] == [(), ()]
 
 
 def test_prompt_logprobs() -> None:

@@ -15,13 +15,13 @@ class PageTables:
     """entries [G, slots, pages of a sequence] int64, brought up to date by the rows' page updates.
 
     Entries of a slot's earlier owner stay behind its successor's: they are valid page ids past the successor's length. The
-    padding slot, where the layout has one, has nothing but the padding page.
+    padding slot, where the layout has one, has nothing but the padding page. Drafts may lie behind the end of the context.
     """
 
     def __init__(self, layout: CacheLayout, context: int, device: torch.device) -> None:
         self.page_tokens = layout.page_tokens
         self.slots = layout.pool_slots
-        self.width = -(-context // layout.page_tokens)
+        self.width = -(-(context + layout.drafts) // layout.page_tokens)
         self.padding_slot = layout.slots
         self.padding_entry = layout.slots * self.width
         self.padding_page = layout.pages[0] if layout.pages else 0

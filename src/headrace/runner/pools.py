@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import mmap
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
+from headrace.kernels.gated_delta_verify import Ring
 from headrace.layers.batch import Pools
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec
-from headrace.plan.dtypes import Dtypes, has_scales
+from headrace.plan.dtypes import Dtypes, has_scales, ring_type
 
 
 def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Pools:
@@ -45,8 +47,25 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
             states.append(_zeros((layout.pool_slots, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type, device))
             tails.append(_zeros((layout.pool_slots, mixer.conv_width - 1, mixer.conv_channels), tail_type, device))
     groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
-    return Pools(
-        tuple(keys), tuple(values), tuple(states), tuple(tails), groups, tuple(key_scales), tuple(value_scales)
+    pools = Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups, tuple(key_scales), tuple(value_scales))
+    return _with_rings(pools, spec, layout, dtypes, device) if layout.drafts else pools
+
+
+def _with_rings(pools: Pools, spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Pools:
+    mixers = [layer.mixer for layer in spec.layers]
+    rings = tuple(_ring(mixer, layout, dtypes, device) if isinstance(mixer, GatedDeltaSpec) else None for mixer in mixers)
+    pending, parity = torch.zeros(2, layout.pool_slots, dtype=torch.int32, device=device).unbind()
+    return replace(pools, rings=rings, pending=pending, parity=parity)
+
+
+def _ring(mixer: GatedDeltaSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Ring:
+    kept, compute = getattr(torch, ring_type(dtypes.compute)), getattr(torch, dtypes.compute)
+    halves = (layout.pool_slots, 2, layout.drafts)
+    return Ring(
+        _zeros((*halves, mixer.key_heads, mixer.key_dim), kept, device),
+        _zeros((*halves, mixer.value_heads, mixer.value_dim), kept, device),
+        _zeros((*halves, mixer.value_heads), torch.promote_types(compute, torch.float32), device),
+        _zeros((*halves, mixer.conv_channels), compute, device),
     )
 
 
@@ -66,3 +85,5 @@ def clear_slot(pools: Pools, slot: int) -> None:
         rows = [tensor[slot] for tensor in tensors if tensor is not None]
         if rows:
             torch._foreach_zero_(rows)  # one launch for all layers
+    if pools.pending is not None:
+        pools.pending[slot] = 0

@@ -15,11 +15,14 @@ from headrace.plan.budget import LOGIT_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.runner.batch import Packer, SampledRows
+from headrace.runner.draft_batch import short_first, tokens_of
+from headrace.runner.drafting import Drafting
 from headrace.runner.graphs import DecodeGraphs
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools, clear_slot
 from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.scores import TokenScores
+from headrace.runner.verify import DrawnRuns
 from headrace.types import Admission, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
 
 
@@ -40,11 +43,13 @@ class PendingStep:
     """A step that the device may still be working on. Its outcome is on the way to the host when this is made."""
 
     def __init__(
-        self, plan: StepPlan, drawn: Drawn | None, prompt_scores: dict[int, PromptScores], device: torch.device
+        self, plan: StepPlan, rows: tuple[Row, ...], drawn: Drawn | DrawnRuns | None, prompt_scores: dict[int, PromptScores],
+        device: torch.device,
     ) -> None:
         self._plan = plan
+        self._rows = rows  # the plan's, in the batch's order
         self._drawn = drawn.to_host() if drawn else None
-        self._prompt_scores = {index: scores.to_host() for index, scores in prompt_scores.items()}  # by row
+        self._prompt_scores = {sequence: scores.to_host() for sequence, scores in prompt_scores.items()}
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
             self._arrived.record()
@@ -53,25 +58,21 @@ class PendingStep:
         """Wait for this step, and for no later one, and read what it sampled."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        tokens = iter(self._drawn.tokens.tolist() if self._drawn else ())
-        logprobs = iter(self._drawn.logprobs() if self._drawn else ())
-        rows = []
-        for index, row in enumerate(self._plan.rows):
-            scores = self._prompt_scores.get(index)
-            prompt = scores.read() if scores else ()
-            if row.samples:
-                rows.append(RowResult(row.sequence, (next(tokens),), next(logprobs), prompt))
-            else:
-                rows.append(RowResult(row.sequence, (), (), prompt))
-        return StepResult(self._plan.step, tuple(rows))
+        drawn = self._drawn.results() if self._drawn else iter(())
+        found = {}
+        for row in self._rows:
+            scores = self._prompt_scores.get(row.sequence)
+            tokens, logprobs = next(drawn) if row.samples else ((), ())
+            found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else ())
+        return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows))
 
 
 class Runner:
     """One model on one device with its cache. Plans must be launched in the order they were made.
 
-    chunk_tokens: the most prompt tokens of a step. context: the longest sequence. A layout with padding is for a GPU: steps
-    of nothing but decoding rows are then captured as graphs, here, and replayed. The tokens are the same. A model whose
-    operations cannot be captured runs eagerly, unless graphs are required.
+    chunk_tokens: the most prompt tokens of a step. context: the longest sequence. Rows may carry as many drafts as the layout
+    has room for. With graphs, on a GPU and a layout with padding, steps of nothing but decoding rows are captured here, and
+    replayed. The tokens are the same. A model whose operations cannot be captured runs eagerly, unless graphs are required.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Runner:
         *,
         context: int,
         chunk_tokens: int,
+        graphs: bool = True,
         graphs_required: bool = False,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
@@ -91,24 +93,36 @@ class Runner:
         self._decoder = decoder
         self._pools = allocate_pools(spec, layout, dtypes, device)
         self._tables = PageTables(layout, context, device)
-        self._packer = Packer(self._tables, chunk_tokens + layout.slots, sum(layout.pages), device)
-        self._sampler = Sampler(layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
+        self._sampler = Sampler(
+            layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32),
+            ends_marked=layout.drafts > 0,
+        )
         self._requests: list[Request | None] = [None] * layout.slots
         self._device = device
         self._graphs_required = graphs_required
-        self._graphs = self._capture(layout.slots) if layout.padding else None
+        most_tokens, pages = chunk_tokens + layout.slots * (1 + layout.drafts), sum(layout.pages)
+        self._packer = None if layout.drafts else Packer(self._tables, most_tokens, pages, device)
+        self._drafting = Drafting(
+            layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device
+        ) if layout.drafts else None
+        self._graphs = self._capture(layout.slots) if graphs and layout.padding and device.type == "cuda" else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step, behind those started before. On a CPU it is finished when this returns."""
         self._admit(plan.admissions)
+        if self._drafting is not None:
+            rows = short_first(plan.rows)
+            drafted, hidden = self._drafting.run(rows)
+            return PendingStep(plan, rows, drafted, self._prompt_scores(rows, hidden), self._device)
         graph = self._graphs.graph_for(plan.rows) if self._graphs else None
         if graph is not None:
-            return PendingStep(plan, graph.replay(plan.rows), {}, self._device)
+            return PendingStep(plan, plan.rows, graph.replay(plan.rows), {}, self._device)
+        assert self._packer is not None
         batch, sampled = self._packer.pack(plan.rows, self._sampler.next_tokens)
         hidden = self._decoder(batch, self._pools)  # [T, hidden]
         drawn = self._draw(sampled, hidden) if sampled else None
-        return PendingStep(plan, drawn, self._prompt_scores(plan.rows, hidden), self._device)
+        return PendingStep(plan, plan.rows, drawn, self._prompt_scores(plan.rows, hidden), self._device)
 
     @torch.inference_mode()
     def fill_cache(self, seed: int = 0) -> None:
@@ -139,7 +153,7 @@ class Runner:
 
     def close(self) -> None:
         """Let go of every tensor."""
-        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs
+        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs, self._drafting
 
     def _admit(self, admissions: tuple[Admission, ...]) -> None:
         for admission in admissions:
@@ -147,6 +161,8 @@ class Runner:
             self._requests[admission.slot] = admission.request
         if admissions:
             self._sampler.admit(admissions)
+            if self._drafting is not None:
+                self._drafting.admit(admissions)
 
     @torch.inference_mode()
     def _capture(self, max_rows: int) -> DecodeGraphs | None:
@@ -167,15 +183,14 @@ class Runner:
     def _prompt_scores(self, rows: tuple[Row, ...], hidden: Tensor) -> dict[int, PromptScores]:
         found = {}
         begin = 0
-        for index, row in enumerate(rows):
+        for row in rows:
             request = self._requests[row.slot]
             assert request is not None
-            end = begin + (len(row.tokens) or 1)
             wanted = request.params.prompt_logprobs
             if wanted is not None and row.start < len(request.prompt) - 1:
-                followers = request.prompt[row.start + 1 : row.start + 1 + end - begin]
-                found[index] = self._score(hidden[begin : begin + len(followers)], followers, wanted)
-            begin = end
+                followers = request.prompt[row.start + 1 : row.start + 1 + (len(row.tokens) or 1)]
+                found[row.sequence] = self._score(hidden[begin : begin + len(followers)], followers, wanted)
+            begin += tokens_of(row)
         return found
 
     def _score(self, hidden: Tensor, followers: tuple[int, ...], alternatives: int) -> PromptScores:

@@ -7,8 +7,8 @@ host by `Drawn.to_host`, and to the next step by `next_tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,39 +24,55 @@ _COLDEST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of those rows of a draw which asked for them, if any did."""
+
+    rows: tuple[int, ...] = ()
+    scores: TokenScores | None = None
+
+    def to_host(self) -> Scored:
+        """Copies that may be read once the device has come this far."""
+        return Scored(self.rows, self.scores and self.scores.to_host())
+
+    def read(self) -> dict[int, TokenLogprob]:
+        """By row, each with as many alternatives as it asked for. Waits for a device."""
+        return dict(zip(self.rows, self.scores.read() if self.scores else (), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens of a draw, [R] int64, and the log-probabilities of its `scored` rows, which asked for them, if any did."""
+    """Tokens of a draw, [R] int64, and what their rows asked for beside them."""
 
     tokens: Tensor
-    scored: tuple[int, ...] = ()
-    scores: TokenScores | None = None
+    scored: Scored = field(default_factory=Scored)
 
     def to_host(self) -> Drawn:
         """Copies that may be read once the device has come this far."""
-        scores = self.scores and self.scores.to_host()
-        return Drawn(self.tokens.to("cpu", non_blocking=True), self.scored, scores)
+        return Drawn(self.tokens.to("cpu", non_blocking=True), self.scored.to_host())
 
-    def logprobs(self) -> tuple[tuple[TokenLogprob, ...], ...]:
-        """For each row its one TokenLogprob with as many alternatives as it asked for, or nothing. Waits for a device."""
-        found: list[tuple[TokenLogprob, ...]] = [()] * self.tokens.shape[0]
-        for row, entry in zip(self.scored, self.scores.read() if self.scores else (), strict=True):
-            found[row] = (entry,)
-        return tuple(found)
+    def results(self) -> Iterator[tuple[tuple[int, ...], tuple[TokenLogprob, ...]]]:
+        """Each row's one token, with its log-probability if it asked for that. Waits for a device."""
+        found = self.scored.read()
+        for row, token in enumerate(self.tokens.tolist()):
+            yield (token,), (found[row],) if row in found else ()
 
 
 class Sampler:
     """Owns the per-slot memory of `slots` sequences (`plan.sampler_memory.sampler_bytes` of it) and draws their tokens.
 
     next_tokens: [slots] int64, each slot's newest drawn token, which is the input of its next step. Nothing here waits for the
-    device. Marks (counts) are kept for the slots whose parameters need them.
+    device. Marks (counts) are kept for the slots whose parameters need them, ends of messages with ends_marked for all.
     """
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, slots: int, vocab_size: int, device: torch.device, dtype: torch.dtype, *, ends_marked: bool = False
+    ) -> None:
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"logits are sampled in float32 or float64, not {dtype}")
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.dtype = dtype
+        self._ends_marked = ends_marked
         self.state = SlotState.allocate(slots, vocab_size, self.device)
         self.next_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._features = [Features()] * slots
@@ -78,12 +94,29 @@ class Sampler:
 
     def draw_at(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Drawn:
         """As `draw`, with the slots also on the device, as `where` [R] int64, and the positions [R] int64 only there."""
+        return self.drawn(logits, self.tokens_at(logits, slots, where, positions, where), slots)
+
+    def tokens_at(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor, counted: Tensor) -> Tensor:
+        """The device's part of `draw_at`. counted [R] int64: the slots again, or padding for rows whose tokens do not count."""
         if runs_triton(logits) and self.draws_on_device(slots):
-            return self.drawn(logits, self.draw_on_device(logits, where, positions), slots)
+            return self.draw_on_device(logits, counted, positions)
         features = [self._features[slot] for slot in slots]
         tokens = sample(logits, self.state, where, positions, features)
-        self._count(where, tokens, features)
-        return self.drawn(logits, tokens, slots)
+        self._count(counted, tokens, features)
+        return tokens
+
+    def tokens_of(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [W, R] for W positions of each row at once, logits [W, R, V] and positions [W, R]: of `independent` rows.
+
+        They are not counted, see `count`.
+        """
+        features = [self._features[slot] for slot in slots] * len(logits)
+        tokens = sample(logits.flatten(0, 1), self.state, where.repeat(len(logits)), positions.flatten(), features)
+        return tokens.view(positions.shape)
+
+    def independent(self, slots: Sequence[int]) -> bool:
+        """Whether these slots' draws depend on no tokens generated before them, so that nothing has to be counted first."""
+        return not any(self._features[slot].penalised or self._features[slot].held_open for slot in slots)
 
     def draws_on_device(self, slots: Sequence[int]) -> bool:
         """Whether `draw_on_device` draws what these slots want."""
@@ -93,14 +126,23 @@ class Sampler:
         """The device's part of a draw that needs no host, so that a graph can hold it: tokens [R], counted as generated."""
         return draw_on_device(logits, self.state, where, positions, self.next_tokens)
 
+    def count(self, where: Tensor, tokens: Tensor, generated: Tensor) -> None:
+        """`generated` [R] more tokens in slots `where` [R] that are `independent`, the last of them `tokens` [R]."""
+        self.next_tokens.index_copy_(0, where, tokens)
+        self.state.integers[:, 3].index_copy_(0, where, self.state.integers[where, 3] + generated)
+
     def drawn(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> Drawn:
         """The host's part of a draw: tokens [R] drawn from logits [R, V] for `slots`, with what they asked for beside them."""
+        self.note_draw(slots)
+        return Drawn(tokens, self.scored(logits, tokens, slots))
+
+    def note_draw(self, slots: Sequence[int]) -> None:
+        """Each of `slots` has generated a token or more."""
         for slot in slots:
             if self._features[slot].held_open:
                 self._held_draws[slot] -= 1
                 if self._held_draws[slot] == 0:
                     self._features[slot] = replace(self._features[slot], held_open=False)
-        return Drawn(tokens, *self._scores(logits, tokens, slots))
 
     def score(self, logits: Tensor, tokens: Tensor, k: int) -> TokenScores:
         """Log-probabilities of tokens [N] int64 under logits [N, V], with k alternatives to each."""
@@ -131,7 +173,7 @@ class Sampler:
             marks.index_fill_(0, self._upload(admission.request.prompt), IN_PROMPT)
             output = self._upload(admission.output)
             marks.index_add_(0, output, torch.full_like(output, GENERATED_ONCE, dtype=torch.int32))
-        if self._features[admission.slot].held_open:
+        if self._ends_marked or self._features[admission.slot].held_open:
             ends = self._upload(_ends(admission.request, self.vocab_size))
             marks[ends] += ENDS_MESSAGE
 
@@ -141,16 +183,16 @@ class Sampler:
         if any(f.penalised for f in features):
             self.state.marks[where, tokens] += GENERATED_ONCE
 
-    def _scores(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> tuple[tuple[int, ...], TokenScores | None]:
-        """(the rows that asked for log-probabilities, theirs)."""
+    def scored(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> Scored:
+        """Log-probabilities of tokens [R] under logits [R, V] for the slots that asked for them."""
         asked = [(row, k) for row, slot in enumerate(slots) if (k := self._logprobs[slot]) is not None]
         if not asked:
-            return (), None
+            return Scored()
         rows, counts = zip(*asked, strict=True)
         if len(rows) < len(slots):
             where = self._upload(rows)
             logits, tokens = logits[where], tokens[where]
-        return rows, TokenScores(tokens, *top_logprobs(logits, tokens, max(counts)), counts)
+        return Scored(rows, TokenScores(tokens, *top_logprobs(logits, tokens, max(counts)), counts))
 
     def _upload(self, values: Sequence[object], dtype: torch.dtype = torch.int64) -> Tensor:
         """Host numbers on the device, without waiting for it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from headrace.cache.allocator import CacheAllocator
 from headrace.cache.layout import CacheLayout
+from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.queue import WaitingQueue
 from headrace.scheduler.sequence import Sequence
 from headrace.types import (
@@ -41,11 +42,13 @@ class _Step:
 class Scheduler:
     """Continuous batching with chunked prefill over a fixed cache.
 
-    A step computes one token of every decoding sequence and at most `chunk_tokens` of prompts, oldest first. When pages run
-    out the youngest running sequence gives up its own and is computed again later.
+    A step computes one token of every decoding sequence, with the drafts that a drafter proposes behind it, and at most
+    `chunk_tokens` of prompts, oldest first. When pages run out the youngest running sequence gives up its own and is computed
+    again later; drafts alone are left out for want of pages.
     """
 
-    def __init__(self, layout: CacheLayout, *, chunk_tokens: int) -> None:
+    def __init__(self, layout: CacheLayout, *, chunk_tokens: int, drafter: Drafter | None = None) -> None:
+        self._drafter = drafter
         self._cache = CacheAllocator(layout)
         self._chunk_tokens = chunk_tokens
         self._waiting = WaitingQueue()
@@ -123,7 +126,7 @@ class Scheduler:
         return plan
 
     def _plan_decoding(self, step: _Step) -> list[Sequence]:
-        """Rows of one token for every decoding sequence. Returns those that still have prompt to compute."""
+        """Rows of one token and drafts for every decoding sequence. Returns those that still have prompt to compute."""
         prompts = []
         starved = False  # somebody older found no page, and nobody to take one from while all have rows in flight
         youngest = next(reversed(self._running.values()), None)
@@ -133,12 +136,22 @@ class Scheduler:
             elif starved and sequence is youngest:
                 continue  # without a row it will be idle, and can give up its pages
             elif sequence.tokens_left > 0 and sequence.holding is not None:  # a row before it may have preempted it
-                updates = self._room(sequence, sequence.planned + 1)
+                drafts = self._propose(sequence)
+                updates = self._room(sequence, sequence.room(1 + len(drafts)), preempting=not drafts)
+                if updates is None and drafts:
+                    drafts, updates = (), self._room(sequence, sequence.room(1))
                 if updates is not None:
-                    self._add_row(step, sequence, (), updates, samples=True)
+                    self._add_row(step, sequence, (), updates, samples=True, drafts=drafts)
                 else:
                     starved = True
         return prompts
+
+    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
+        """Drafts for the next row: no more than can be accepted before the last token that may be sampled."""
+        if self._drafter is None:
+            return ()
+        most = min(self._drafter.most, sequence.tokens_left - 1)
+        return self._drafter.propose(sequence.request, sequence.output, sequence.unseen, most) if most > 0 else ()
 
     def _plan_chunk(self, step: _Step, sequence: Sequence) -> None:
         """The next chunk of a running sequence's prompt, as long as the step has room for."""
@@ -150,24 +163,26 @@ class Scheduler:
             self._add_row(step, sequence, tokens, updates, samples=samples)
 
     def _add_row(
-        self, step: _Step, sequence: Sequence, tokens: tuple[int, ...], updates: tuple[PageUpdate, ...], *, samples: bool
+        self, step: _Step, sequence: Sequence, tokens: tuple[int, ...], updates: tuple[PageUpdate, ...], *, samples: bool,
+        drafts: tuple[int, ...] = (),
     ) -> None:
         assert sequence.holding is not None
-        row = Row(sequence.id, sequence.holding.slot, sequence.planned, tokens, (), updates, samples)
+        row = Row(sequence.id, sequence.holding.slot, sequence.planned, tokens, drafts, updates, samples)
         step.rows.append(row)
         step.sequences.append(sequence)
         step.prompt_tokens_left -= len(tokens)
         sequence.planned += len(tokens) or 1
+        sequence.drafted += len(drafts)
         sequence.in_flight += 1
         sequence.unseen += samples
 
-    def _room(self, sequence: Sequence, tokens: int) -> tuple[PageUpdate, ...] | None:
+    def _room(self, sequence: Sequence, tokens: int, *, preempting: bool = True) -> tuple[PageUpdate, ...] | None:
         """Pages for the sequence's first `tokens` tokens, preempting younger sequences for them, itself at the last."""
         holding = sequence.holding
         assert holding is not None
         self._cache.drop_behind_windows(holding, sequence.planned)
         while (updates := self._cache.extend(holding, tokens, sequence.prefill_end)) is None:
-            victim = self._youngest_idle()
+            victim = self._youngest_idle() if preempting else None
             if victim is None:
                 return None
             self._preempt(victim)
@@ -196,7 +211,7 @@ class Scheduler:
                 return
             self._waiting.pop()
             sequence.holding = self._cache.open()
-            sequence.planned, sequence.prefill_end = 0, end
+            sequence.planned, sequence.drafted, sequence.prefill_end = 0, 0, end
             self._running[sequence.id] = sequence
             output = tuple(sequence.output)
             step.admissions.append(Admission(sequence.id, sequence.holding.slot, sequence.request, output))
@@ -212,6 +227,8 @@ class Scheduler:
         for row, row_result, sequence in zip(plan.rows, result.rows, sequences, strict=True):
             sequence.in_flight -= 1
             sequence.unseen -= row.samples
+            sequence.drafted -= len(row.drafts)
+            sequence.planned += len(row_result.tokens) - row.samples
             if sequence.done:
                 if sequence.in_flight == 0:
                     self._release(sequence)

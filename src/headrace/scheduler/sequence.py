@@ -12,10 +12,11 @@ from headrace.types import Request, TokenLogprob
 class Sequence:
     """A request, what it has generated, and how much of it is computed.
 
-    planned: tokens given to the runner since the sequence last took a slot. prefill_end: tokens known when it did (prompt, and
-    what was generated before a preemption): up to there rows carry tokens, from there on the slot's own next token.
-    in_flight, unseen: uncommitted rows, and how many of them will sample a token. done: finished or cancelled, but rows are
-    still in flight; what it holds is given back when the last one is committed.
+    planned: tokens given to the runner since the sequence last took a slot, and of drafts only those known to be accepted.
+    drafted: drafts of uncommitted rows: so many tokens more may be computed. prefill_end: tokens known when it took the slot
+    (prompt, and what was generated before a preemption): up to there rows carry tokens, from there on the slot's own next
+    token. in_flight, unseen: uncommitted rows, and how many of them will sample tokens. done: finished or cancelled, but rows
+    are still in flight; what it holds is given back when the last one is committed.
     """
 
     id: int
@@ -24,6 +25,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     holding: Holding | None = None
     planned: int = 0
+    drafted: int = 0
     prefill_end: int = 0
     in_flight: int = 0
     unseen: int = 0
@@ -36,8 +38,13 @@ class Sequence:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that may still be sampled, those of uncommitted rows taken off."""
+        """Tokens that may still be sampled, those that uncommitted rows are sure to yield taken off."""
         return self.request.max_tokens - len(self.output) - self.unseen
+
+    def room(self, tokens: int) -> int:
+        """How many tokens are computed at most once the next row adds `tokens`: the last that is sampled never is."""
+        most = len(self.request.prompt) + max(0, self.request.max_tokens - 1)
+        return min(self.planned + self.drafted + tokens, most)
 
     def known_tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens start ... end - 1 of prompt and output."""

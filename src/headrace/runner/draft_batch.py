@@ -1,0 +1,139 @@
+"""Packs a plan's rows whose positions only the device knows, since drafts of earlier steps may have been accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.kernels.gated_delta_verify import MAX_TOKENS
+from headrace.layers.batch import Batch, Deferred
+from headrace.runner.page_tables import PageTables
+from headrace.runner.progress import Progress
+from headrace.runner.upload import Upload
+from headrace.types import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The S rows of a step that sample, each a run of tokens: one behind its last certain token, one behind each draft that it
+    accepts. W is the most that any row may yield.
+
+    slots: on the host. named [S] int64: the same; where [S]: with padding for those that are frozen. positions [S]: of each
+    run's first token. drafts [W - 1, S], of which counts [S] count. hidden_at [W, S]: the tokens of the batch behind which to
+    draw; past a row's drafts any.
+    """
+
+    slots: tuple[int, ...]
+    named: Tensor
+    where: Tensor
+    positions: Tensor
+    drafts: Tensor
+    counts: Tensor
+    hidden_at: Tensor
+
+    @property
+    def width(self) -> int:
+        return len(self.hidden_at)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """A batch, the runs to be drawn behind it, and how its rows move on: certain tokens [R] int64; runs_at [S], runs' rows."""
+
+    batch: Batch
+    runs: Runs | None
+    certain: Tensor
+    runs_at: Tensor
+
+
+def tokens_of(row: Row) -> int:
+    """Certain tokens and drafts."""
+    return (len(row.tokens) or 1) + len(row.drafts)
+
+
+def short_first(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows that recurrent layers verify before those that they compute as prompts."""
+    return tuple(sorted(rows, key=lambda row: tokens_of(row) > MAX_TOKENS))
+
+
+def upload_words(max_tokens: int, slots: int, pages: int) -> int:
+    """8-byte words that `DraftPacker` sends at most, for steps of max_tokens tokens and `pages` pages in all groups together.
+
+    Each token has its id, row and place in it; a row its slot, offset, certain tokens and length, and if it samples its place
+    among the rows, its last certain token, its draft count and whether its first token is on the device.
+    """
+    return 3 * max_tokens + 8 * min(max_tokens, slots) + 2 * pages + 8
+
+
+class DraftPacker:
+    """Packs steps of at most max_tokens tokens; the batches' tensors are views of one buffer, valid until the next `pack`."""
+
+    def __init__(self, tables: PageTables, progress: Progress, max_tokens: int, pages: int, device: torch.device) -> None:
+        self._tables, self._progress = tables, progress
+        self._upload = Upload(upload_words(max_tokens, tables.slots, pages), device)
+
+    def pack(self, rows: tuple[Row, ...], next_tokens: Tensor, *, deferred: bool, folds: bool = False) -> DraftStep:
+        """The batch of `rows`, which are `short_first`. next_tokens [slots]: the next inputs, for rows without tokens."""
+        upload, progress = self._upload, self._progress
+        upload.begin()
+        sure, counts = (np.array([f(row) for row in rows]) for f in (lambda row: len(row.tokens) or 1, tokens_of))
+        offsets = np.concatenate(([0], counts.cumsum()))
+        owner = upload.add(np.arange(len(rows)).repeat(counts))
+        within = upload.add(np.arange(offsets[-1]) - offsets[:-1].repeat(counts))
+        known = upload.add([token for row in rows for token in (*(row.tokens or (0,)), *row.drafts)])
+        slots, certain = upload.add([row.slot for row in rows]), upload.add(sure)
+        row_counts, row_offsets = upload.add(counts), upload.add(offsets, torch.int32)
+        carried = upload.add([i for i, row in enumerate(rows) if not row.tokens])
+        sampled = [i for i, row in enumerate(rows) if row.samples]
+        runs_at, last = upload.add(sampled), upload.add((offsets[:-1] + sure - 1)[sampled])
+        drafted = upload.add((counts - sure)[sampled])
+        updates = [upload.add(part) for part in self._tables.places((r.slot, u) for r in rows for u in r.page_updates)]
+        upload.send()
+
+        at = upload.tensor
+        if updates[0].count:
+            self._tables.apply(at(updates[0]), at(updates[1]))
+        where = progress.live(at(slots))
+        starts = progress.positions[where]
+        positions = starts[at(owner)] + at(within)
+        tokens = at(known)
+        if carried.count:
+            tokens.index_copy_(0, at(row_offsets).long()[at(carried)], next_tokens[where[at(carried)]])
+        batch = Batch(
+            tokens=tokens,
+            positions=positions,
+            row_offsets=at(row_offsets),
+            slots=where,
+            lengths=(starts + at(row_counts)).int(),
+            page_tables=tuple(table[where] for table in self._tables.entries),
+            write_at=self._tables.write_at(progress.places(where[at(owner)], positions), positions),
+            host_row_tokens=tuple(counts.tolist()),
+            deferred=_deferred(at(certain), counts, folds) if deferred else None,
+        )
+        runs = None
+        if sampled:
+            width = 1 + max(len(rows[i].drafts) for i in sampled)
+            names = tuple(rows[i].slot for i in sampled)
+            picked = at(runs_at)
+            first = starts[picked] + at(certain)[picked]
+            runs = runs_of(tokens, names, at(slots)[picked], where[picked], first, at(last), at(drafted), width)
+        return DraftStep(batch, runs, at(certain), at(runs_at))
+
+
+def runs_of(
+    tokens: Tensor, names: tuple[int, ...], slots: Tensor, where: Tensor, positions: Tensor, last: Tensor, counts: Tensor,
+    width: int,
+) -> Runs:
+    """Runs of a batch's tokens [T]; last [S]: each row's last certain token, which its drafts follow."""
+    step = torch.arange(width, device=tokens.device)[:, None]
+    hidden_at = (last + step).clamp_(max=len(tokens) - 1)
+    return Runs(names, slots, where, positions, tokens[hidden_at[1:]], counts, hidden_at)
+
+
+def _deferred(certain: Tensor, counts: np.ndarray, folds: bool) -> Deferred:
+    short = counts <= MAX_TOKENS
+    return Deferred(certain.int(), int(short.sum()), int(counts[short].sum()), folds)

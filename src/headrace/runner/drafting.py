@@ -1,0 +1,51 @@
+"""Steps of an engine whose rows may carry drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headrace.cache.layout import CacheLayout
+from headrace.layers.batch import Pools
+from headrace.models.decoder import Decoder
+from headrace.runner.draft_batch import DraftPacker
+from headrace.runner.page_tables import PageTables
+from headrace.runner.progress import Progress
+from headrace.runner.sampler import Sampler
+from headrace.runner.verify import DrawnRuns, Verifier
+from headrace.types import Admission, Row
+
+
+class Drafting:
+    """Positions, lengths and acceptance are the device's; the host knows which slots may have pending drafts.
+
+    A step in which nothing is drafted and no row can have drafts pending runs as in an engine without drafts.
+    """
+
+    def __init__(
+        self, layout: CacheLayout, decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler, most_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._decoder, self._pools, self._sampler = decoder, pools, sampler
+        self.progress = Progress(layout, device)
+        self.verifier = Verifier(decoder.logits, sampler, self.progress, pools)
+        self._packer = DraftPacker(tables, self.progress, most_tokens, sum(layout.pages), device)
+        self._pends = [False] * layout.slots  # whether drafts of the slot's last row may have been accepted
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        self.progress.admit(admissions)
+        for admission in admissions:
+            self._pends[admission.slot] = False
+
+    def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor]:
+        """A step of rows that are `short_first`: what they drew, and the hidden states of all of their tokens."""
+        deferred = any(row.drafts or self._pends[row.slot] for row in rows)
+        step = self._packer.pack(
+            rows, self._sampler.next_tokens, deferred=deferred, folds=any(row.tokens and self._pends[row.slot] for row in rows)
+        )
+        hidden = self._decoder(step.batch, self._pools)
+        for row in rows:
+            self._pends[row.slot] = bool(row.drafts)
+        return self.verifier.finish(step, hidden), hidden

@@ -1,0 +1,155 @@
+"""Rows with drafts: the tokens, log-probabilities and ends are those of rows without, in float64 exactly."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.scripted_drafter import ScriptedDrafter
+from tests.support.tiny import make_tiny_checkpoint
+
+from headrace.config import EngineConfig
+from headrace.engine.build import build_engine
+from headrace.engine.core import EngineCore
+from headrace.engine.model_source import find_model
+from headrace.scheduler.drafter import Drafter
+from headrace.types import Request, SamplingParams, StepResult, TokenEvent, TokenLogprob
+
+KINDS = (
+    {"temperature": 0.0},
+    {"top_k": 20, "top_p": 0.95},
+    {"temperature": 0.7, "min_p": 0.05, "logprobs": 3},
+    {"temperature": 1.3, "top_p": 0.8, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 0, "prompt_logprobs": 1},
+    {"top_k": 5, "min_tokens": 25, "logit_bias": {7: 2.0, 9: -4.0}},
+    {"temperature": 0.9, "stop_token_ids": tuple(range(20, 24)), "min_tokens": 9, "frequency_penalty": 1.0},
+    {},
+)
+MOST = 5
+
+
+@pytest.fixture(scope="module", params=["qwen3_5_text", "qwen3", "llama"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    window = {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 2} if request.param == "qwen3" else {}
+    return make_tiny_checkpoint(tmp_path_factory.mktemp(request.param) / "model", request.param, seed=4, config=window)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("hybrid") / "model", "qwen3_5_text", seed=6)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_requests(count: int, vocab_size: int, longest: int = 70) -> list[Request]:
+    """Prompts whose last chunks have every length around a row of drafts; every sampling option; messages of 1 to 80 tokens."""
+    rng = random.Random(count)
+    made = []
+    for number in range(count):
+        length = rng.choice((1, 2, MOST + 1, 16, 17, 16 + MOST + 1, longest))
+        prompt = tuple(rng.randrange(3, vocab_size) for _ in range(length))
+        params = SamplingParams(**KINDS[number % len(KINDS)])
+        most = rng.choice((1, 2, 3, 40, 80, 90))
+        most = max(most, params.min_tokens)
+        made.append(Request(f"r{number}", prompt, params, number * 7, most, eos_ids=(2,)))
+    return made
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: tuple[str | None, int | None] = (None, None)
+
+    def take(self, event: TokenEvent) -> None:
+        self.tokens += event.tokens
+        self.logprobs += event.logprobs
+        self.prompt_logprobs += event.prompt_logprobs
+        if event.finish_reason:
+            assert event.error is None, event.error
+            self.end = (event.finish_reason, event.stop_reason)
+
+    def rounded(self) -> list[object]:
+        """Float64 sums depend on the company in their last bits, which may be rounded away here."""
+        return [(e.token, round(e.logprob, 8), [(t, round(p, 8)) for t, p in e.top])
+                for e in (*self.logprobs, *self.prompt_logprobs)]
+
+
+def build(checkpoint: Path, drafter: Drafter | None, **settings: object) -> EngineCore:
+    config = EngineConfig(device="cpu", dtype="float64", context=200, **settings)  # type: ignore[arg-type]
+    return build_engine(find_model(checkpoint, config), config, None, drafter).core
+
+
+def answers(core: EngineCore, requests: list[Request], pause: int = 1) -> dict[str, Answer]:
+    """Requests arrive one by one, `pause` steps apart."""
+    found, waiting, steps = {request.id: Answer() for request in requests}, list(requests), 0
+    while waiting or core.has_work:
+        if waiting and steps % pause == 0:
+            core.add(waiting.pop(0))
+        for event in core.step():
+            found[event.request].take(event)
+        steps += 1
+    stats = core.stats()
+    assert stats.kv_pages_used == stats.slots_used == 0
+    return found
+
+
+def agree(found: dict[str, Answer], expected: dict[str, Answer]) -> None:
+    for name, answer in expected.items():
+        assert (name, found[name].tokens, found[name].end) == (name, answer.tokens, answer.end)
+        assert found[name].rounded() == answer.rounded()
+
+
+def outcomes(core: EngineCore) -> Counter[tuple[int, int]]:
+    """Counts from now on how many drafts rows had, and how many of them were accepted."""
+    scheduler: Any = core._scheduler
+    commit, found = scheduler.commit, Counter[tuple[int, int]]()
+
+    def counting(result: StepResult) -> list[TokenEvent]:
+        for row, row_result, sequence in zip(scheduler._flight[0][0].rows, result.rows, scheduler._flight[0][1], strict=True):
+            if row.samples and not sequence.done:
+                found[len(row.drafts), len(row_result.tokens) - 1] += 1
+        return commit(result)  # type: ignore[no-any-return]
+
+    scheduler.commit = counting
+    return found
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_drafts_change_no_token(checkpoint: Path, loop: str) -> None:
+    requests = make_requests(64, 100)
+    settings: dict[str, object] = {"max_seqs": 7, "chunk_tokens": 24, "page_tokens": 4}
+    expected = answers(build(checkpoint, None, **settings), requests)
+    assert {a.end[0] for a in expected.values()} == {"stop", "length"}
+    drafter = ScriptedDrafter({name: a.tokens for name, a in expected.items()}, MOST, 100, chances=(0.5, 0.8, 0.9, 1.0))
+    core = build(checkpoint, drafter, loop=loop, **settings)
+    counts = outcomes(core)
+    agree(answers(core, requests), expected)
+    assert all(counts[drafts, accepted] for drafts in range(MOST + 1) for accepted in range(drafts + 1)), counts
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_fifteen_drafts_in_sixteen_rows_of_a_cache_too_small_for_them(hybrid: Path, loop: str) -> None:
+    """Sequences lose their pages and are computed again, drafts are left out for want of pages."""
+    requests = make_requests(32, 100, longest=100)
+    settings: dict[str, object] = {"max_seqs": 16, "chunk_tokens": 37, "page_tokens": 8}
+    expected = answers(build(hybrid, None, **settings), requests)
+    drafter = ScriptedDrafter({name: a.tokens for name, a in expected.items()}, 15, 100, chances=(0.5, 0.95, 1.0))
+    core = build(hybrid, drafter, loop=loop, cache_bytes=350_000, **settings)
+    counts = outcomes(core)
+    agree(answers(core, requests), expected)
+    assert core.stats().preemptions_total > 0
+    assert {drafts for drafts, _ in counts} == set(range(16)) and counts[15, 15] > 0

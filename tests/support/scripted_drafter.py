@@ -1,0 +1,34 @@
+"""A drafter that has seen the answers: it proposes what really follows, or something else, as chance has it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from headrace.types import Request
+
+
+class ScriptedDrafter:
+    """Proposals of 0 to `most` drafts, each of which is the token of `answers` (by request id) with a chance that is one of
+    `chances`, drawn for the proposal.
+
+    Since it knows the answers, it also knows what of its proposals is accepted before the engine does, and where to go on.
+    """
+
+    def __init__(
+        self, answers: Mapping[str, Sequence[int]], most: int, vocab_size: int, *, chances: Sequence[float] = (0.5,),
+        seed: int = 0,
+    ) -> None:
+        self.most, self.answers = most, answers
+        self._vocab_size, self._chances, self._rng = vocab_size, chances, random.Random(seed)
+        self._yields: dict[str, list[int]] = {}  # of each request's rows, as far as they asked
+
+    def propose(self, request: Request, output: Sequence[int], unseen: int, most: int) -> tuple[int, ...]:
+        answer, yields = self.answers[request.id], self._yields.setdefault(request.id, [])
+        known = len(output) + (sum(yields[-unseen:]) or unseen if unseen else 0)
+        chance = self._rng.choice(self._chances)
+        following = answer[known : known + self._rng.randint(0, most)]
+        drafts = tuple(t if self._rng.random() < chance else self._rng.randrange(self._vocab_size) for t in following)
+        accepted = next((i for i, (t, d) in enumerate(zip(following, drafts, strict=True)) if t != d), len(drafts))
+        yields.append(1 + accepted)
+        return drafts
