@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from headrace.config import EngineConfig, from_settings
 from headrace.engine.build import build_engine
@@ -28,7 +28,7 @@ class LLM:
 
     model: a Hugging Face directory or a GGUF file; None is the demo model, or the shape that random_weights names. device,
     dtype and the other settings are those of `headrace serve`, with underscores (`config.EngineConfig`). Raises CheckpointError
-    and ConfigError. Threads take turns.
+    and ConfigError. Threads take turns. memory: on a GPU, bytes of each part, planned and taken.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class LLM:
         self.tokenizer: Tokenizer = find_tokenizer(found, config)
         built = build_engine(found, config, None)
         self.info: EngineInfo = built.info
+        self.memory: Mapping[str, tuple[int, int]] = built.memory
         self._core = built.core
         self._turn = threading.Lock()
 
@@ -65,7 +66,7 @@ class LLM:
         with self._turn:
             self._core.close()
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
