@@ -45,6 +45,8 @@ def agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], dtype: torch.
     assert len(found) == len(expected)
     for got, want in zip(found, expected, strict=True):
         assert got.shape == want.shape
+        if want.dtype == torch.int64:  # ids and places
+            assert torch.equal(got, want.to(got.device))
         got, want = got.double().cpu(), want.double().cpu()
         assert torch.equal(got.isnan(), want.isnan()), "NaN where there is none in the reference, or the reverse"
         if want.numel():

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.support.oracle import transformers
 
-from headrace.layers.rope import angles, frequencies
+from headrace.kernels.angles import angles
+from headrace.layers.rope import frequencies
 from headrace.models import llama
 from headrace.models.spec import AttentionSpec
 

@@ -11,5 +11,6 @@ formula.
 from headrace.registry import Registry
 
 KERNELS = Registry(
-    "headrace.kernels", skip=("ahead", "card", "cuda_function", "dispatch", "nvrtc", "precision", "rows", "tile", "variant")
+    "headrace.kernels",
+    skip=("ahead", "card", "cuda_function", "dispatch", "nvrtc", "precision", "rows", "tensor_map", "tile", "variant"),
 )

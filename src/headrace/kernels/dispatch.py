@@ -16,7 +16,12 @@ _KERNEL_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def runs_triton(x: Tensor) -> bool:
     """True for tensors on a CUDA device in a type that kernels compute in. float64 is always the reference's."""
-    return x.is_cuda and x.dtype in _KERNEL_TYPES and _has_triton()
+    return x.dtype in _KERNEL_TYPES and runs_triton_on(x.device)
+
+
+def runs_triton_on(device: torch.device) -> bool:
+    """The same where types decide nothing: of integers."""
+    return device.type == "cuda" and _has_triton()
 
 
 def early(device: torch.device) -> dict[str, bool]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
+from headrace.kernels.embedding import embedding
 from headrace.layers.linear import empty_parameter
 
 

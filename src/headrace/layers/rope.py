@@ -1,4 +1,4 @@
-"""Angles of the rotary position embedding, computed once a step for all layers."""
+"""Frequencies of the rotary position embedding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.kernels.precision import accumulation_dtype
 from headrace.models.spec import RopeSpec
 
 
@@ -32,10 +31,3 @@ def _llama3(plain: Tensor, spec: RopeSpec) -> Tensor:
     turns = spec.original_context / wavelength  # over the context the model was first trained with
     keep = ((turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)).clamp(0, 1)
     return (1 - keep) * plain / spec.factor + keep * plain
-
-
-def angles(positions: Tensor, freqs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """positions [T], freqs [r / 2] -> (cos, sin), each [T, 1, r / 2], in the larger of float32 and dtype."""
-    turned = (positions.float()[:, None] * freqs)[:, None]
-    wide = accumulation_dtype(dtype)
-    return turned.cos().to(wide), turned.sin().to(wide)

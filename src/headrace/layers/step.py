@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headrace.kernels.angles import angles
 from headrace.kernels.paged_attention import PagedRows, plan_rows
+from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.rows import PackedRows
 from headrace.layers.batch import Batch, Pools
-from headrace.layers.rope import angles
 from headrace.models.spec import RopeSpec
 
 
@@ -41,5 +42,5 @@ def prepare_step(
     first = batch.deferred.short_rows if batch.deferred else 0
     return Step(
         batch, pools, PackedRows(batch.host_row_tokens[first:], hidden.device), planned,
-        {spec: angles(batch.positions, f, hidden.dtype) for spec, f in freqs.items()},
+        {spec: angles(batch.positions, f, accumulation_dtype(hidden.dtype)) for spec, f in freqs.items()},
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.dispatch import runs_triton
+from headrace.kernels.slot_lookup import slot_lookup
 from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import bucket_of
@@ -93,8 +94,7 @@ class DecodeGraph:
         return sampler.drawn(self._logits[:count], self._tokens[:count], slots)
 
     def _compute(self) -> None:
-        at, over = self._upload.tensor, self._over
-        self._tables.apply(at(self._inputs.updated), at(self._inputs.pages))
+        over = self._over
         hidden = over.decoder(self._batch(), over.pools)
         self._logits.copy_(over.decoder.scores(hidden))
 
@@ -118,16 +118,20 @@ class DecodeGraph:
         )
 
     def _batch(self) -> Batch:
-        at, tables = self._upload.tensor, self._tables
-        slots, positions = at(self._inputs.slots), at(self._inputs.positions)
+        at, inputs, over = self._upload.tensor, self._inputs, self._over
+        slots, positions = at(inputs.slots), at(inputs.positions)
+        tokens, tables, places = slot_lookup(
+            self._tables.entries, at(inputs.updated), at(inputs.pages), over.sampler.next_tokens, slots, positions,
+            self._tables.page_tokens,
+        )
         return Batch(
-            tokens=self._over.sampler.next_tokens[slots],
+            tokens=tokens,
             positions=positions,
             row_offsets=self._row_offsets,
             slots=slots,
-            lengths=at(self._inputs.lengths),
-            page_tables=tuple(table[slots] for table in tables.entries),
-            write_at=tables.write_at(slots, positions),
+            lengths=at(inputs.lengths),
+            page_tables=tables.unbind(),
+            write_at=places.unbind(),
             host_row_tokens=(1,) * self.size,
         )
 

@@ -18,8 +18,8 @@ def _silu_mul(gate_up, out, columns, COLUMNS: tl.constexpr, EARLY: tl.constexpr)
     """One piece of COLUMNS of one row: gate_up [T, 2 columns] -> out [T, columns]."""
     let_next_start(EARLY)
     await_previous(EARLY)
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = column < columns
     gate = tl.load(gate_up + row * 2 * columns + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * columns + column, mask=mask, other=0.0).to(tl.float32)
@@ -31,7 +31,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, columns = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, columns)
     if tokens:
-        _silu_mul[(triton.cdiv(columns, _COLUMNS), tokens)](
+        _silu_mul[(tokens, triton.cdiv(columns, _COLUMNS))](
             gate_up, out, columns, _COLUMNS, num_warps=4, **early(out.device)
         )
     return out
