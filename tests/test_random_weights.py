@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 from headrace import LLM, SamplingParams
+from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.config import EngineConfig
 from headrace.engine.build import load_engine
 from headrace.engine.byte_tokenizer import byte_tokenizer
@@ -16,10 +18,18 @@ from headrace.engine.chat import ChatTemplate
 from headrace.engine.process import EngineProcess
 from headrace.engine.requests import build_requests
 from headrace.errors import ConfigError
+from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import build_decoder
+from headrace.models.spec import ModelSpec
+from headrace.plan import shapes
 from headrace.plan.budget import weight_bytes
+from headrace.plan.dtypes import Dtypes
 from headrace.plan.shapes import FORMATS, SHAPES, declared_model
 from headrace.random_weights import make_weights
+from headrace.runner.batch import Packer
+from headrace.runner.page_tables import PageTables
+from headrace.runner.pools import allocate_pools
+from headrace.types import Row
 
 SMALL = {"device": "cpu", "context": 256, "max_seqs": 2}
 
@@ -84,6 +94,30 @@ def test_activations_keep_their_scale():
     make_weights(decoder)
     norms = [p for n, p in decoder.named_parameters() if n.endswith("norm.weight")]
     assert all(abs(float(p.mean()) - 1) < 0.05 for p in norms)
+
+
+@pytest.mark.parametrize("format", ["bf16", "w4a16-head8"])
+def test_layers_add_little_to_the_residual_sum(format: str, monkeypatch: pytest.MonkeyPatch):
+    small = {"vocab_size": 500, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16, "head_dim": 32}
+    monkeypatch.setattr(shapes, "SHAPES", {"small": {**SHAPES["qwen3.8-27b"], **small}})
+    model = declared_model(f"small:{format}")
+    decoder = build_decoder(model.spec, dtype=torch.float32, device=torch.device("cpu"), formats=model.formats)
+    make_weights(decoder)
+    sums: list[float] = []
+    for layer in decoder.layers:
+        layer.register_forward_hook(lambda module, given, out: sums.append(float((out[0] + out[1]).square().mean().sqrt())))
+    with torch.inference_mode():
+        decoder(*one_row(model.spec, 40))
+    assert len(sums) == 16 and 1 < sums[-1] * 256**0.5 < 2 and all(a < b * 1.1 for a, b in pairwise(sums))
+
+
+def one_row(spec: ModelSpec, tokens: int) -> tuple[Batch, Pools]:
+    """A prompt, and a cache of just its size."""
+    dtypes, cpu = Dtypes("float32", "float32", "float32"), torch.device("cpu")
+    layout = CacheLayout(cache_groups(spec), tokens, (1,), 1)
+    packer = Packer(PageTables(layout, tokens, cpu), tokens, 1, cpu)
+    prompt = tuple(torch.randint(0, spec.vocab_size, (tokens,), generator=torch.Generator().manual_seed(1)).tolist())
+    return packer.pack((Row(0, 0, 0, prompt),), torch.zeros(1, dtype=torch.int64))[0], allocate_pools(spec, layout, dtypes, cpu)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path):
