@@ -14,7 +14,7 @@ from headrace.kernels.ahead import only_compiles
 _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _EARLY_START_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
-Argument = Tensor | int | ctypes.c_longlong | ctypes.Structure | None
+Argument = Tensor | int | ctypes.c_longlong | ctypes.c_float | ctypes.Structure | None
 
 
 class _Attribute(ctypes.Structure):
@@ -84,9 +84,9 @@ class CudaFunction:
         check(driver().cuFuncSetAttribute(self._function, _SHARED_BYTES_ATTRIBUTE, ctypes.c_int(self._shared_bytes)))
 
 
-def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.Structure:
+def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_float | ctypes.Structure:
     if isinstance(argument, int):
         return ctypes.c_int(argument)
-    if isinstance(argument, ctypes.c_longlong | ctypes.Structure):
+    if isinstance(argument, ctypes.c_longlong | ctypes.c_float | ctypes.Structure):
         return argument
     return ctypes.c_void_p(None if argument is None else argument.data_ptr())
