@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.support.fake_device import VOCAB, FakeDevice, expected_output
+from tests.support.scripted_drafter import ScriptedDrafter
 
 from headrace.cache.allocator import GONE
 from headrace.cache.layout import CacheGroup, CacheLayout
@@ -35,14 +36,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare=st.integers(0, 12),
         depth=st.integers(1, 3),
         windowed=st.booleans(),
+        drafts=st.sampled_from((0, 0, 1, 4, 15)),
     )
-    def start(self, page: int, slots: int, chunk: int, spare: int, depth: int, windowed: bool) -> None:
+    def start(self, page: int, slots: int, chunk: int, spare: int, depth: int, windowed: bool, drafts: int) -> None:
         pages = -(-CONTEXT // page) + spare
         groups = (FULL, WINDOW) if windowed else (FULL,)
         # Few window pages too: one sequence's window and chunk, and little more.
-        window_pages = -(-(7 + chunk) // page) + 2 + spare
-        self.layout = CacheLayout(groups, page, (pages, window_pages)[: len(groups)], slots)
-        self.scheduler = Scheduler(self.layout, chunk_tokens=chunk)
+        window_pages = -(-(7 + chunk + depth * drafts) // page) + 2 + spare
+        self.layout = CacheLayout(groups, page, (pages, window_pages)[: len(groups)], slots, drafts > 0, drafts)
+        self.drafter = ScriptedDrafter({}, drafts, VOCAB, chances=(0.5, 0.9, 1.0)) if drafts else None
+        self.scheduler = Scheduler(self.layout, chunk_tokens=chunk, drafter=self.drafter)
         self.chunk = chunk
         self.device = FakeDevice(self.layout)
         self.depth = depth
@@ -59,6 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count += 1
         self.requests[request.id] = request
         self.outputs[request.id] = []
+        if self.drafter:
+            self.drafter.answers[request.id] = expected_output(request)
         self.scheduler.add(request)
 
     @precondition(lambda self: len(self.finished) < len(self.requests))
@@ -174,6 +179,26 @@ def test_the_oldest_waits_for_a_page_no_longer_than_the_youngest_has_rows_in_fli
         if plan is None or len(pending) == 2:
             scheduler.commit(device.run(pending.popleft()))
     assert scheduler.stats().preemptions_total > 0 and most == 1
+
+
+def test_drafts_are_committed_together_and_left_out_for_want_of_pages() -> None:
+    layout = CacheLayout((FULL,), 4, (6,), 2, True, 7)
+    request = replace(make_request("r0", (5, 6, 7), 21), eos_ids=())
+    drafter = ScriptedDrafter({"r0": expected_output(request)}, 7, VOCAB, chances=(1.0,))
+    scheduler, device = Scheduler(layout, chunk_tokens=8, drafter=drafter), FakeDevice(layout)
+    scheduler.add(request)
+    events = run_all(scheduler, device)
+    assert [t for event in events for t in event.tokens] == expected_output(request)
+    assert max(len(event.tokens) for event in events) > 3 and events[-1].finish_reason == "length"
+    # The older takes all pages for itself, its drafts none of the younger's.
+    scheduler, device = Scheduler(layout, chunk_tokens=8, drafter=drafter), FakeDevice(layout)
+    scheduler.add(replace(request, max_tokens=9))
+    scheduler.add(replace(request, id="r1", max_tokens=9))
+    drafter.answers["r1"] = drafter.answers["r0"]
+    outputs: dict[str, list[int]] = {"r0": [], "r1": []}
+    for event in run_all(scheduler, device):
+        outputs[event.request].extend(event.tokens)
+    assert outputs == dict.fromkeys(outputs, expected_output(request)[:9]) and scheduler.stats().preemptions_total == 0
 
 
 def test_one_plan_has_decoding_rows_beside_a_prompts_chunk() -> None:

@@ -25,7 +25,8 @@ def expected_output(request: Request) -> list[int]:
 
 class FakeDevice:
     """Runs plans. A cell holds (sequence, position, token); a slot holds its sequence, its tokens (the recurrent state) and its
-    next input. Every row asserts that its state ends where it starts and that its window is in its own pages."""
+    next input. Every row asserts that its state ends where it starts, or behind that where drafts may have been accepted since,
+    and that its window is in its own pages. With drafts a message's end freezes its slot: rows behind it do nothing."""
 
     def __init__(self, layout: CacheLayout) -> None:
         self.layout = layout
@@ -35,12 +36,13 @@ class FakeDevice:
         self.state: list[list[int]] = [[] for _ in range(layout.slots)]
         self.next_input: list[int | None] = [None] * layout.slots
         self.request: list[Request | None] = [None] * layout.slots
+        self.frozen = [False] * layout.slots
 
     def run(self, plan: StepPlan) -> StepResult:
         for admission in plan.admissions:
             slot = admission.slot
             self.owner[slot], self.state[slot], self.next_input[slot] = admission.sequence, [], None
-            self.request[slot] = admission.request
+            self.request[slot], self.frozen[slot] = admission.request, False
             for table in self.tables:
                 table[slot] = {}
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows in one step"
@@ -48,18 +50,19 @@ class FakeDevice:
 
     def _row(self, row: Row) -> RowResult:
         assert self.owner[row.slot] == row.sequence, "the slot belongs to another sequence"
+        if self.layout.drafts and self.frozen[row.slot]:
+            return RowResult(row.sequence, (0,) * row.samples)
         state = self.state[row.slot]
-        assert len(state) == row.start, "the state is not at the row's start"
+        assert row.start == len(state) or row.start < len(state) and self.layout.drafts, "the state is not at the row's start"
         for update in row.page_updates:
             for offset, page in enumerate(update.pages):
                 self.tables[update.group][row.slot][update.first + offset] = page
-        tokens = row.tokens
+        request, tokens = self.request[row.slot], row.tokens
+        assert request is not None and len(row.drafts) <= self.layout.drafts
         if not tokens:
             carried = self.next_input[row.slot]
             assert carried is not None
             tokens = (carried,)
-        request = self.request[row.slot]
-        assert request is not None
         last = len(request.prompt) + max(request.max_tokens - 1, 0)  # the last sampled token is never computed
         assert row.start + len(tokens) <= last, "computed past the request's end"
         for token in tokens:
@@ -68,9 +71,24 @@ class FakeDevice:
             self._check_window(row, len(state) - 1)
         if not row.samples:
             return RowResult(row.sequence)
-        sampled = next_token(request.seed, state)
-        self.next_input[row.slot] = sampled
-        return RowResult(row.sequence, (sampled,))
+        for place, draft in enumerate(row.drafts[: last - len(state)], len(state)):
+            self._write(row, place, draft)
+        sampled = [self._sample(row.slot, request)]
+        for draft in row.drafts:
+            if self.frozen[row.slot] or draft != sampled[-1]:
+                break
+            state.append(draft)
+            self._check_window(row, len(state) - 1)
+            sampled.append(self._sample(row.slot, request))
+        return RowResult(row.sequence, tuple(sampled))
+
+    def _sample(self, slot: int, request: Request) -> int:
+        state = self.state[slot]
+        token = next_token(request.seed, state)
+        ended = token in request.eos_ids or token in request.params.stop_token_ids
+        self.frozen[slot] = ended or len(state) + 1 >= len(request.prompt) + request.max_tokens
+        self.next_input[slot] = token
+        return token
 
     def _write(self, row: Row, position: int, token: int) -> None:
         index, offset = divmod(position, self.layout.page_tokens)

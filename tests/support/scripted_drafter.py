@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from headrace.types import Request
 
@@ -16,7 +16,7 @@ class ScriptedDrafter:
     """
 
     def __init__(
-        self, answers: Mapping[str, Sequence[int]], most: int, vocab_size: int, *, chances: Sequence[float] = (0.5,),
+        self, answers: dict[str, list[int]], most: int, vocab_size: int, *, chances: Sequence[float] = (0.5,),
         seed: int = 0,
     ) -> None:
         self.most, self.answers = most, answers
