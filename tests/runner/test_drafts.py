@@ -18,8 +18,19 @@ from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
+from headrace.runner.verify import emitted_tokens
 from headrace.scheduler.drafter import Drafter
-from headrace.types import Request, SamplingParams, StepResult, TokenEvent, TokenLogprob
+from headrace.types import (
+    Admission,
+    PageUpdate,
+    Request,
+    Row,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+    TokenLogprob,
+)
 
 KINDS = (
     {"temperature": 0.0},
@@ -153,3 +164,40 @@ def test_fifteen_drafts_in_sixteen_rows_of_a_cache_too_small_for_them(hybrid: Pa
     agree(answers(core, requests), expected)
     assert core.stats().preemptions_total > 0
     assert {drafts for drafts, _ in counts} == set(range(16)) and counts[15, 15] > 0
+
+
+def test_rows_of_known_tokens_behind_accepted_drafts(hybrid: Path) -> None:
+    """A plan may know more of a sequence than the last sampled token, and drafts may follow any number of known tokens.
+
+    One sequence, teacher-forced by the greedy answer: rows of 1 to 40 tokens, right and wrong drafts behind them.
+    """
+    request = Request("r", (5, 6, 7), SamplingParams(temperature=0), 1, 150)
+    plain = answers(build(hybrid, None, max_seqs=2), [request])["r"].tokens
+    core = build(hybrid, ScriptedDrafter({}, 15, 100), max_seqs=2, page_tokens=8)
+    runner: Any = core._runner
+    text, rng, at, step = [*request.prompt, *plain], random.Random(2), 0, 0
+    pages = (PageUpdate(0, 0, tuple(range(25))),)
+    seen = set()
+    while at < 140:
+        known = tuple(text[at : at + rng.choice((1, 2, 9, 16, 17, 40))]) if at < 3 or rng.random() < 0.5 else ()
+        sure = len(known) or 1
+        if at + sure < 3:
+            continue
+        following = text[at + sure : at + sure + rng.randint(0, max(0, 16 - sure) if rng.random() < 0.8 else 0)]
+        right = rng.randint(0, len(following))
+        drafts = (*following[:right], *((t + 1) % 90 for t in following[right:]))
+        admissions = (Admission(0, 1, request),) if step == 0 else ()
+        row = Row(0, 1, at, known, drafts, pages if step == 0 else ())
+        (result,) = runner.launch(StepPlan(step, admissions, (row,))).result().rows
+        assert list(result.tokens) == text[at + sure : at + sure + right + 1]
+        seen.add((min(sure, 17), right > 0))
+        at, step = at + sure + right, step + 1
+    assert {(17, False), (1, True), (1, False)} <= seen
+
+
+def test_the_leading_drafts_that_were_drawn_are_accepted() -> None:
+    tokens = torch.tensor([[4, 4, 4, 4, 4], [5, 5, 5, 5, 5], [6, 6, 6, 6, 6]])
+    drafts = torch.tensor([[4, 4, 9, 4, 4], [5, 9, 5, 5, 5]])
+    counts, ended = torch.tensor([2, 2, 2, 1, 2]), torch.zeros(3, 5, dtype=torch.bool)
+    ended[1, 4] = True
+    assert emitted_tokens(tokens, drafts, counts, ended).tolist() == [3, 2, 1, 2, 2]
