@@ -59,6 +59,19 @@ def test_interpreted_draws_what_the_reference_draws(case: Case) -> None:
     assert found.tolist() == expected(case, rows)
 
 
+WHERE = [pytest.param("cpu", marks=pytest.mark.interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_logits_of_16_bits_are_drawn_from_as_their_numbers(dtype: torch.dtype, device: str) -> None:
+    case = next(c for c in CASES if c.logits.shape[1] == 1025)
+    rows = [row for row in covered(case) if case.features[row].bias_entries < 10][:12]
+    logits = case.logits[rows].to(dtype).to(device)
+    given = on(case.state, device), case.slots[rows].to(device), case.positions[rows].to(device)
+    assert triton_draw(logits, *given).tolist() == triton_draw(logits.float(), *given).tolist()
+
+
 @pytest.mark.interpreted
 def test_interpreted_counts_what_it_draws() -> None:
     _check_counting(CASES[4], "cpu")

@@ -71,9 +71,8 @@ def run_step(runner: Any, rows: tuple[Row, ...], count: int, *, replay: bool) ->
     graph._upload.send()
     if replay:
         graph._step.replay()
-    else:
-        graph._compute()
-    found = graph._logits[:count].clone(), [pool.clone() for pool in own_pools(runner)]
+    logits = graph._logits if replay else graph._compute()
+    found = logits[:count].clone(), [pool.clone() for pool in own_pools(runner)]
     for pool, was in zip(own_pools(runner), before, strict=True):
         pool.copy_(was)
     return found

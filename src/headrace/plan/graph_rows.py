@@ -31,11 +31,11 @@ def bucket_of(rows: int, buckets: tuple[int, ...]) -> int | None:
 def graph_bytes(spec: ModelSpec, dtypes: Dtypes, max_rows: int) -> int:
     """Device memory of the graphs of steps of up to max_rows rows.
 
-    The buffer of logits (float32 or wider), the scores that it is made of, and the activations of the largest step, which
-    all graphs share, in whole segments; a library's workspace; and what the driver keeps of every node.
+    The logits and the activations of the largest step, which all graphs share, in whole segments; a library's workspace; and
+    what the driver keeps of every node.
     """
-    wide, narrow = max(4, itemsize(dtypes.compute)), itemsize(dtypes.compute)
-    logits = max_rows * spec.vocab_size * (wide + narrow)
+    wide = max(4, itemsize(dtypes.compute))
+    logits = max_rows * spec.vocab_size * itemsize(dtypes.compute)
     activations = max_rows * (8 * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * wide
     nodes = len(row_buckets(max_rows)) * len(spec.layers) * _LAYER_NODES
     return logits + activations + _SEGMENT_BYTES + _LIBRARY_BYTES + nodes * _NODE_BYTES

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels.dispatch import runs_triton
+from headrace.kernels.dispatch import runs_triton_on
 from headrace.kernels.slot_lookup import slot_lookup
 from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder
@@ -36,13 +37,13 @@ class DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What graphs read and write: one buffer of logits [rows, vocab] serves them all, as does one memory pool."""
+    """What graphs read and write. draws: whether the draw can be captured. One memory pool serves all graphs."""
 
     decoder: Decoder
     pools: Pools
     tables: PageTables
     sampler: Sampler
-    logits: Tensor
+    draws: bool
     memory: Any  # torch's handle of the pool
 
 
@@ -57,30 +58,30 @@ class DecodeGraph:
         self.size = size
         self._over, self._tables = over, over.tables
         self._updates = size * len(over.tables.entries)
-        device = over.logits.device
+        device = over.sampler.device
         self._upload = Upload(_WORDS_PER_ROW * size + 2 * self._updates, device)
         self._row_offsets = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._inputs = self._write(())
         self._upload.send()
         self._where, self._sampled = (self._upload.tensor(span) for span in (self._inputs.slots, self._inputs.sampled))
-        self._logits = over.logits[:size]
-        self._tokens = torch.empty(size, dtype=torch.int64, device=device)
-        self._step, self._drawing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph() if runs_triton(over.logits) else None
+        self._logits, self._tokens = torch.empty(0), torch.empty(0)  # there once it is captured
+        self._step, self._drawing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph() if over.draws else None
 
     def warm_up(self) -> None:
         """Run all that will be captured: kernels are compiled and libraries allocate, which a capture does not allow."""
         for _ in range(_WARM_UPS):
-            self._compute()
+            logits = self._compute()
             if self._drawing is not None:
-                self._draw()
+                self._draw(logits)
 
     def capture(self) -> None:
         """After this the step can be replayed."""
         with torch.cuda.graph(self._step, pool=self._over.memory):
-            self._compute()
+            logits = self._compute()
         if self._drawing is not None:
             with torch.cuda.graph(self._drawing, pool=self._over.memory):
-                self._draw()
+                self._tokens = self._draw(logits)
+        self._logits = borrowed(logits)
 
     def replay(self, rows: tuple[Row, ...]) -> Drawn:
         """Run the step for `rows`, of which there are at most `size`, and draw their tokens."""
@@ -89,17 +90,18 @@ class DecodeGraph:
         self._step.replay()
         count, slots, sampler = len(rows), [row.slot for row in rows], self._over.sampler
         if self._drawing is None or not sampler.draws_on_device(slots):
-            return sampler.draw_at(self._logits[:count], slots, self._where[:count], self._sampled[:count])
+            logits = self._logits[:count].to(sampler.dtype)
+            return sampler.draw_at(logits, slots, self._where[:count], self._sampled[:count])
         self._drawing.replay()
         return sampler.drawn(self._logits[:count], self._tokens[:count], slots)
 
-    def _compute(self) -> None:
+    def _compute(self) -> Tensor:
+        """Logits [size, vocab] in the model's type."""
         over = self._over
-        hidden = over.decoder(self._batch(), over.pools)
-        self._logits.copy_(over.decoder.scores(hidden))
+        return over.decoder.scores(over.decoder(self._batch(), over.pools))
 
-    def _draw(self) -> None:
-        self._tokens.copy_(self._over.sampler.draw_on_device(self._logits, self._where, self._sampled))
+    def _draw(self, logits: Tensor) -> Tensor:
+        return self._over.sampler.draw_on_device(logits, self._where, self._sampled)
 
     def _write(self, rows: tuple[Row, ...]) -> DecodeInputs:
         upload, spare = self._upload, self.size - len(rows)
@@ -144,8 +146,8 @@ class DecodeGraphs:
     ) -> None:
         self._sizes = sizes
         self._updates_per_row = len(tables.entries)
-        logits = torch.empty(sizes[-1], sampler.vocab_size, dtype=sampler.dtype, device=sampler.device)
-        over = Captured(decoder, pools, tables, sampler, logits, torch.cuda.graph_pool_handle())
+        draws = sampler.dtype == torch.float32 and runs_triton_on(sampler.device)
+        over = Captured(decoder, pools, tables, sampler, draws, torch.cuda.graph_pool_handle())
         self._graphs = {size: DecodeGraph(size, over) for size in reversed(sizes)}
         for graph in self._graphs.values():
             graph.warm_up()
@@ -153,8 +155,8 @@ class DecodeGraphs:
         for graph in self._graphs.values():  # the largest first: the smaller ones fit into its memory
             graph.capture()
         free_after, reserved_after = memory_left()
-        self.pool_bytes = logits.nbytes + reserved_after - reserved_bytes
-        self.device_bytes = logits.nbytes + free_bytes - free_after
+        self.pool_bytes = reserved_after - reserved_bytes
+        self.device_bytes = free_bytes - free_after
 
     def graph_for(self, rows: tuple[Row, ...]) -> DecodeGraph | None:
         """The graph that runs these rows; None if one has known tokens or draws none, or there is no graph so large."""
@@ -162,6 +164,19 @@ class DecodeGraphs:
         updates = sum(len(update.pages) for row in rows for update in row.page_updates)
         size = bucket_of(len(rows), self._sizes) if plain and updates <= len(rows) * self._updates_per_row else None
         return None if size is None else self._graphs[size]
+
+
+def borrowed(x: Tensor) -> Tensor:
+    """x's memory as a tensor that does not keep it.
+
+    For what a graph leaves behind: the graph keeps its pool's memory, in which other graphs put what they want as soon as no
+    tensor has it. So it is there from the graph's replay to another's, and no graph takes memory for it from the others.
+    """
+    assert x.is_contiguous()
+    number = np.dtype(f"i{x.itemsize}")
+    interface = {"shape": tuple(x.shape), "strides": None, "typestr": number.str, "data": (x.data_ptr(), False), "version": 3}
+    memory = type("Memory", (), {"__cuda_array_interface__": interface})()
+    return torch.as_tensor(memory, device=x.device).view(x.dtype)
 
 
 def memory_left() -> tuple[int, int]:

@@ -184,7 +184,7 @@ class Sampler:
             self.state.marks[where, tokens] += GENERATED_ONCE
 
     def scored(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> Scored:
-        """Log-probabilities of tokens [R] under logits [R, V] for the slots that asked for them."""
+        """Log-probabilities of tokens [R] under logits [R, V], perhaps of fewer bits, for the slots that asked for them."""
         asked = [(row, k) for row, slot in enumerate(slots) if (k := self._logprobs[slot]) is not None]
         if not asked:
             return Scored()
@@ -192,7 +192,7 @@ class Sampler:
         if len(rows) < len(slots):
             where = self._upload(rows)
             logits, tokens = logits[where], tokens[where]
-        return Scored(rows, TokenScores(tokens, *top_logprobs(logits, tokens, max(counts)), counts))
+        return Scored(rows, TokenScores(tokens, *top_logprobs(logits.to(self.dtype), tokens, max(counts)), counts))
 
     def _upload(self, values: Sequence[object], dtype: torch.dtype = torch.int64) -> Tensor:
         """Host numbers on the device, without waiting for it."""

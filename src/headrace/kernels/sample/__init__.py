@@ -88,9 +88,10 @@ def draw_on_device(
 ) -> Tensor:
     """`sample` for rows that satisfy `draws_on_device`, on a CUDA device, without the host knowing what they want.
 
-    logits [R, V] float32, slots and positions [R] int64 -> [R] int64. With next_tokens [S] int64, each row's token is also
-    put there at its slot, counted as generated, and marked where penalties count it. Slots may repeat only where the
-    results are ignored (padding). Takes at most V / 16 + V / 64 + 520 bytes of workspace a row (20 KB for 248,320 tokens).
+    logits [R, V] of 32 or 16 bits, slots and positions [R] int64 -> [R] int64; computed in float32. With next_tokens [S]
+    int64, each row's token is also put there at its slot, counted as generated, and marked where penalties count it. Slots
+    may repeat only where the results are ignored (padding). Takes at most V / 16 + V / 64 + 520 bytes of workspace a row (20
+    KB for 248,320 tokens).
     """
     from headrace.kernels.sample import triton
 

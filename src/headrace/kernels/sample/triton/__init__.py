@@ -8,6 +8,7 @@ No fused multiply-add (enable_fp_fusion): the reference rounds each operation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import triton
@@ -102,12 +103,12 @@ def _choose_scored(
 def draw(
     logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, next_tokens: Tensor | None = None
 ) -> Tensor:
-    """One token for each row: logits [R, V] float32, slots and positions [R] -> [R] int64. See `sample.draw_on_device`."""
+    """One token for each row: logits [R, V], slots and positions [R] -> [R] int64. See `sample.draw_on_device`."""
     rows, vocab = logits.shape
     group = group_tokens(vocab)
     groups, tiles = triton.cdiv(vocab, group), triton.cdiv(vocab, _TILE)
     shares = shares_of_row(rows, tiles, card(logits.device).processors)
-    maxima = logits.new_empty(rows, groups)
+    maxima = logits.new_empty(rows, groups, dtype=torch.float32)
     winners = logits.new_empty(rows, shares, dtype=torch.int64)
     ahead = logits.new_empty(rows, shares, 3, dtype=torch.int64)
     standings = logits.new_empty(rows, dtype=torch.int64)
@@ -148,10 +149,11 @@ def shares_of_row(rows: int, tiles: int, processors: int) -> int:
     return max(1, min(tiles, _MOST_SHARES, processors * _PROGRAMS_PER_PROCESSOR // max(rows, 1)))
 
 
-def _variants() -> tuple[Variant, ...]:
+def _variants(dtype: str) -> tuple[Variant, ...]:
+    """dtype: of the logits."""
     state = {"integers": "*i64", "numbers": "*fp64", "bias_tokens": "*i64", "bias_values": "*fp64", "marks": "*i32"}
     shape_of = {"stride": "i32", "vocab": "i32", "groups": "i32"}
-    common = {"logits": "*fp32", "slots": "*i64", "maxima": "*fp32"} | state | shape_of
+    common = {"logits": f"*{dtype}", "slots": "*i64", "maxima": "*fp32"} | state | shape_of
     tiled, scoring = common | {"tiles": "i32"}, {"positions": "*i64", "winners": "*i64"}
     ahead = {"ahead": "*i64", "standings": "*i64"}
     scored = common | scoring | ahead | {"drawn": "*i64", "next_tokens": "*i64", "shares": "i32"}
@@ -171,7 +173,7 @@ def _variants() -> tuple[Variant, ...]:
         found.append(_variant(f"{name}-and-count", kernel, signature, counting, _CHOOSING_WARPS))
         unasked = {key: type_ for key, type_ in signature.items() if key != "next_tokens"}
         found.append(_variant(name, kernel, unasked, plain, _CHOOSING_WARPS))
-    return tuple(found)
+    return tuple(replace(variant, name=f"{variant.name}-{dtype}") for variant in found)
 
 
 def _variant(
@@ -181,4 +183,4 @@ def _variant(
     return Variant(name, kernel, signature, constants, num_warps=warps, aligned=aligned, fp_fusion=False, early=True)
 
 
-VARIANTS = _variants()
+VARIANTS = tuple(variant for dtype in ("fp32", "bf16", "fp16") for variant in _variants(dtype))

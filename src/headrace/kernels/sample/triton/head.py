@@ -32,7 +32,7 @@ def group_maxima(
         group = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         inside = token < vocab
-        x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
+        x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
         x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
         tl.store(maxima + row * groups + group, tl.max(x, 1), mask=group < groups)
 
@@ -65,7 +65,7 @@ def head_of(
     group = token_of(tl.load(kept_keys + at // GROUP, mask=known, other=0)).to(tl.int32)
     token = group * GROUP + at % GROUP
     inside = known & (token < vocab)
-    x = tl.load(logits + token, mask=inside, other=float("-inf"))
+    x = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
     x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
     keys = tl.where(inside, key_of(x, token), LOWEST)
     # Each of k groups has a token whose logit is not below the lowest of their maxima.

@@ -71,7 +71,7 @@ def best_scores(
         for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
             token = tile * TILE + tl.arange(0, TILE)
             inside = token < vocab
-            x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
+            x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
             best = tl.maximum(best, _scored(x, token, inside, top, slot, position, integers, numbers))
         tl.store(winners + row * tl.num_programs(0) + tl.program_id(0), tl.max(best, 0))
@@ -89,7 +89,7 @@ def _standing(
 ):
     """The key of (adjusted logit, token) of one token."""
     tokens = token.to(tl.int32) + tl.zeros((1,), tl.int32)
-    x = tl.load(logits + tokens)
+    x = tl.load(logits + tokens).to(tl.float32)
     x = adjusted(x, tokens, tokens < vocab, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
     return tl.max(key_of(x, tokens), 0)
 
@@ -120,7 +120,7 @@ def tokens_ahead(
         for tile in range(tl.program_id(0), tiles, shares):
             token = tile * TILE + tl.arange(0, TILE)
             inside = token < vocab
-            x = tl.load(source + token, mask=inside, other=float("-inf"))
+            x = tl.load(source + token, mask=inside, other=float("-inf")).to(tl.float32)
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
             mass, better = tl.where(inside, _mass(x, top, temperature), 0), inside & (key_of(x, token) > standing)
             count += better.to(tl.int64)
@@ -151,7 +151,7 @@ def _best_before(
         if _reaches(maxima, first, standing, groups, GROUP, TILE):
             token = first + tl.arange(0, TILE)
             inside = token < vocab
-            x = tl.load(logits + token, mask=inside, other=float("-inf"))
+            x = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
             inside = inside & (key_of(x, token) > standing)
             best = tl.maximum(best, _scored(x, token, inside, top, slot, position, integers, numbers))
@@ -170,7 +170,7 @@ def _before(
         if _reaches(maxima, first, standing, groups, GROUP, TILE):
             token = first + tl.arange(0, TILE)
             inside = token < vocab
-            x = tl.load(logits + token, mask=inside, other=float("-inf"))
+            x = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
             better = inside & (key_of(x, token) > standing)
             count += better.to(tl.int64)
