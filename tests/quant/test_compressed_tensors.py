@@ -11,19 +11,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.compressed import Scheme, compress, quantise, settings
+from tests.support.compressed import Scheme, compress, quantise, rounded, settings
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace import LLM, SamplingParams
 from headrace.commands.tensor_classes import tensor_classes
 from headrace.errors import CheckpointError
 from headrace.kernels.low_bit_linear.reference import dequantized
+from headrace.kernels.quantise_rows import quantise_rows
 from headrace.layers.linear import Linear
 from headrace.loader import load_weights
 from headrace.models.decoder import build_decoder
 from headrace.plan.budget import weight_bytes
 from headrace.plan.checkpoint import identify, open_checkpoint
 from headrace.quant.compressed_tensors import LowBit
+from headrace.quant.unquantized import Plain
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "linear_value_head_dim": 16, "head_dim": 16}
 SCHEMES = {
@@ -82,6 +84,98 @@ def test_served_as_its_dequantised_weights(tmp_path: Path, scheme: Scheme) -> No
             assert got.logprob == pytest.approx(want.logprob, abs=1e-9)
 
 
+ROUNDED = {
+    "4 bits, int8": Scheme(activations="int"), "4 bits, fp8": Scheme(group=64, symmetric=False, activations="float"),
+    "8 bits, int8": Scheme(8, 0, packed=False, activations="int"), "8 bits, fp8": Scheme(8, 0, activations="float"),
+}
+
+
+@pytest.mark.parametrize("scheme", ROUNDED.values(), ids=ROUNDED)
+def test_layers_round_their_inputs_as_asked(tmp_path: Path, scheme: Scheme) -> None:
+    """Every layer that the checkpoint quantises, and no other, against compressed-tensors' own rounding."""
+    path, meant = checkpoint(tmp_path, scheme)
+    model = identify(open_checkpoint(path))
+    decoder = build_decoder(model.spec, dtype=torch.float64, device=torch.device("cpu"), formats=model.formats)
+    load_weights(model, decoder)
+    seen = 0
+    for weight in model.weight_map.weights:
+        part, _, name = weight.source.rpartition(".")
+        if weight.target.endswith("weight_scale"):
+            layer = decoder.get_submodule(weight.target.rpartition(".")[0])
+            assert isinstance(layer, Linear)
+            x = torch.randn(5, layer.inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(seen))
+            x[2] = 0
+            expected = rounded(x, str(scheme.activations)) @ meant[f"{part}.weight"].T
+            found = layer(x)[:, weight.offset : weight.offset + weight.shape[0]]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12, msg=weight.source)
+            assert float((found - x @ meant[f"{part}.weight"].T).abs().max()) > 1e-4
+            seen += 1
+    assert seen >= 4 * len(model.spec.layers)
+    assert all(isinstance(format, LowBit) and format.activations for format in model.formats.values())
+
+
+@pytest.mark.parametrize("scheme", ROUNDED.values(), ids=ROUNDED)
+def test_served_as_its_dequantised_weights_on_rounded_inputs(
+    tmp_path: Path, scheme: Scheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle, in float64: the plain checkpoint of the dequantised weights, whose layers round their inputs."""
+    path, meant = checkpoint(tmp_path / "packed", scheme)
+    plain = make_tiny_checkpoint(tmp_path / "plain", config=SIZES)
+    save_file({name: tensor.double() for name, tensor in meant.items()}, plain / "model.safetensors", metadata={"format": "pt"})
+    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=0, ignore_eos=True)
+    prompts = [list(range(5, 40)), [7, 9, 11]]
+    with LLM(str(path), device="cpu", dtype="float64", context=128, max_seqs=2) as llm:
+        answers = llm.generate(prompts, params)
+    model = identify(open_checkpoint(path))
+    linears = {name: module for name, module in build_decoder(model.spec, dtype=torch.float64, device=torch.device("meta"))
+               .named_modules() if isinstance(module, Linear)}
+    quantised, others = ({(m.outputs, m.inputs) for name, m in linears.items() if (name in model.formats) == which}
+                         for which in (True, False))
+    assert not quantised & others  # so that a matrix's shape tells whether it was quantised
+    plain_apply = Plain.apply
+
+    def apply(self: Plain, parameters: Any, x: torch.Tensor, *, prepared: bool) -> torch.Tensor:
+        seen = rounded(x, str(scheme.activations)) if parameters["weight"].shape in quantised else x
+        return plain_apply(self, parameters, seen, prepared=prepared)
+
+    monkeypatch.setattr(Plain, "apply", apply)
+    with LLM(str(plain), device="cpu", dtype="float64", context=128, max_seqs=2) as llm:
+        expected = llm.generate(prompts, params)
+    for ours, want in zip(answers, expected, strict=True):
+        assert ours.tokens == want.tokens
+        for got, logprob in zip(ours.logprobs or (), want.logprobs or (), strict=True):
+            assert got.logprob == pytest.approx(logprob.logprob, abs=1e-9)
+
+
+def test_codes_are_those_of_compressed_tensors() -> None:
+    """But for a row's largest number where it is negative, which lies between two codes."""
+    x = torch.randn(200, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    codes, scale = quantise_rows(x, torch.int8)
+    theirs = rounded(x, "int", lowest=-128.0) / scale[:, None]
+    differs = (codes - theirs).abs() > 0.5
+    assert 0 < int(differs.sum()) and bool((x / scale[:, None])[differs].sub(-127.5).abs().max() < 1e-9)
+    floats, scale = quantise_rows(x, torch.float8_e4m3fn)
+    assert torch.equal(floats.double() * scale[:, None], rounded(x, "float"))
+
+
+def test_the_closest_group_says_whether_inputs_are_rounded(tmp_path: Path) -> None:
+    """By name before by pattern before by class."""
+    path, _ = checkpoint(tmp_path, Scheme(activations="int"))
+    made = settings(Scheme(activations="int"))
+    of_class = made["config_groups"]["group_0"]
+    fp8 = {**of_class["input_activations"], "type": "float"}
+    made["config_groups"] |= {
+        "group_1": {**of_class, "targets": ["re:.*mlp.*"], "input_activations": fp8},
+        "group_2": {**of_class, "targets": ["model.layers.1.mlp.down_proj"], "input_activations": None},
+    }
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": made}))
+    formats = identify(open_checkpoint(path)).formats
+    found = {name: format.activations for name, format in formats.items() if isinstance(format, LowBit)}
+    assert found["layers.0.mlp.down"] == found["layers.1.mlp.gate_up"] == "float8_e4m3fn"
+    assert found["layers.1.mlp.down"] is None and found["layers.0.mixer.out"] == "int8"
+
+
 def test_told_without_torch(tmp_path: Path) -> None:
     path, _ = checkpoint(tmp_path, Scheme())
     code = ("import sys; from pathlib import Path; from headrace.plan.checkpoint import identify, open_checkpoint; "
@@ -96,7 +190,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weights": {"strategy": "tensor"}}, "strategy 'tensor'"),
     ({"weights": {"num_bits": 8}}, "8-bit weights with strategy 'group'"),
     ({"weights": {"actorder": "group"}}, "actorder 'group'"),
-    ({"input_activations": {"num_bits": 8, "dynamic": False}}, "activations with stored scales"),
+    ({"input_activations": {"num_bits": 8, "dynamic": False}}, "field 'input_activations' asks for activations with stored"),
+    ({"input_activations": {"num_bits": 8, "dynamic": "local"}}, "activations with stored scales"),
+    ({"input_activations": {"num_bits": 4, "dynamic": True}}, "symmetric activations of type 'int' with 4 bits"),
+    ({"input_activations": {"num_bits": 8, "dynamic": True, "strategy": "tensor"}}, "strategy 'tensor'; symmetric int"),
+    ({"input_activations": {"num_bits": 8, "dynamic": True, "symmetric": False}}, "asymmetric activations"),
     ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config has format 'sparse-24-bitmask'"),
 ]
 

@@ -15,13 +15,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scheme:
-    """group 0: one scale a row. packed: pack-quantized, else int-quantized."""
+    """group 0: one scale a row. packed: pack-quantized, else int-quantized. activations: "int" or "float" of 8 bits, if any."""
 
     bits: int = 4
     group: int = 32
     symmetric: bool = True
     scale: torch.dtype = torch.bfloat16
     packed: bool = True
+    activations: str | None = None
 
 
 def compress(directory: Path, scheme: Scheme, quantised: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -47,7 +48,9 @@ def settings(scheme: Scheme) -> dict[str, Any]:
     weights = {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric, "group_size": scheme.group or None,
                "strategy": "group" if scheme.group else "channel", "dynamic": False, "actorder": None}
     format = "pack-quantized" if scheme.packed else "int-quantized"
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    activations = {"num_bits": 8, "type": scheme.activations, "symmetric": True, "strategy": "token", "dynamic": True}
+    inputs = activations if scheme.activations else None
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {"quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
             "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None}
 
@@ -74,6 +77,19 @@ def quantise(weight: Tensor, scheme: Scheme) -> tuple[dict[str, Tensor], Tensor]
     if not scheme.symmetric:
         parts["weight_zero_point"] = pack((zero - low).T, scheme.bits).T.contiguous()
     return parts, meant
+
+
+def rounded(x: Tensor, activations: str, lowest: float = -127.0) -> Tensor:
+    """x [T, I] as a layer with such activations sees it: compressed-tensors' calculate_qparams and fake_quantize.
+
+    lowest: of the int8 codes, which compressed-tensors lets be -128: the difference is in numbers at -127.5.
+    """
+    least, most = (-128.0, 127.0) if activations == "int" else (-448.0, 448.0)
+    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    scale = torch.maximum(low.abs(), high.abs()) / ((most - least) / 2)
+    scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
+    scaled = (x / scale).clamp(least, most)
+    return (scaled.round().clamp(min=lowest) if activations == "int" else scaled.to(torch.float8_e4m3fn).to(x.dtype)) * scale
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

@@ -62,14 +62,21 @@ _SMOLLM2_135M: Mapping[str, Any] = {
 }
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {"qwen3.8-27b": _QWEN38_27B_TEXT, "smollm2-135m": _SMOLLM2_135M}
-FORMATS = ("bf16", "w4a16", "w4a16-head8")
+_LOW_BIT = WEIGHT_FORMATS["compressed_tensors"]  # asked for by name: its kernels need torch when they run, and this does not
+_EIGHT_BITS = _LOW_BIT.LowBit(8, 0, scale="bfloat16")
+_LAYER_FORMATS = {
+    "w4a16": _LOW_BIT.LowBit(4, 128, scale="bfloat16"),
+    "w4a8-fp8": _LOW_BIT.LowBit(4, 128, scale="bfloat16", activations="float8_e4m3fn"),
+    "w4a8-int8": _LOW_BIT.LowBit(4, 128, scale="bfloat16", activations="int8"),
+    "w8a8": replace(_EIGHT_BITS, activations="int8"),
+}
+_HEAD8 = "-head8"
+FORMATS = ("bf16", *(name + head for name in _LAYER_FORMATS for head in ("", _HEAD8)))
 """Weight formats that a shape may be asked for in; the first is what it is without one.
 
-w4a16: linear layers of 4 bits in groups of 128, but for the decay's small ones and the head; that has 8 bits in w4a16-head8.
+w4: linear layers of 4 bits in groups of 128, w8: of 8 bits with one scale a row, but for the decay's small ones and the head;
+that has 8 bits with -head8. a8: the inputs of those layers rounded to fp8 or int8 (w8a8: int8).
 """
-_LOW_BIT = WEIGHT_FORMATS["compressed_tensors"]  # asked for by name: its kernels need torch when they run, and this does not
-_FOUR_BITS = _LOW_BIT.LowBit(4, 128, scale="bfloat16")
-_EIGHT_BITS = _LOW_BIT.LowBit(8, 0, scale="bfloat16")
 _BYTES = {"int32": ("I32", 4), "int8": ("I8", 1), None: ("BF16", 2), "bfloat16": ("BF16", 2)}
 
 
@@ -114,12 +121,12 @@ def _stored(weight_map: WeightMap, format: str) -> tuple[WeightMap, Mapping[str,
 
 def _format_of(weight: Weight, format: str) -> Any:
     """A LowBit, or None for plain weights."""
-    if weight.target == "head.weight" and format == "w4a16-head8":
+    if weight.target == "head.weight" and format.endswith(_HEAD8):
         return _EIGHT_BITS
     layer = weight.target.startswith("layers.") and len(weight.shape) == 2 and weight.target.endswith(".weight")
     if format == "bf16" or not layer or weight.target.endswith(".ab.weight") or weight.shape[1] % 128:
         return None
-    return _FOUR_BITS
+    return _LAYER_FORMATS[format.removesuffix(_HEAD8)]
 
 
 def _header(path: Path, weight: Weight) -> TensorHeader:

@@ -3,12 +3,14 @@
 A linear layer X has, in place of X.weight: 4 bits in groups (or one scale a row): X.weight_packed int32 [O, I / 8],
 X.weight_scale [O, I / G] and, if not symmetric, X.weight_zero_point int32 [O / 8, I / G]; 8 bits with one scale a row:
 X.weight_packed int32 [O, I / 4] (pack-quantized) or X.weight int8 [O, I] (int-quantized), and X.weight_scale [O, 1].
-X.weight_shape is implied. Which layers are quantised, and how, is read off the headers; the configuration only says what cannot
-be served. Activations are not quantised here, also where the configuration asks for it.
+X.weight_shape is implied. Which layers are quantised, and how, is read off the headers; the configuration says what cannot be
+served, and whether a layer's inputs are rounded to 8 bits: its config_group's input_activations, int8 or fp8 e4m3 with one
+symmetric scale a token, found when the token is there ("dynamic").
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FORMATS = ("pack-quantized", "int-quantized")
+_ACTIVATIONS = {"int": "int8", "float": "float8_e4m3fn"}
 _SCALE_TYPES = {"F16": "float16", "BF16": "bfloat16"}  # others become the model's type
 _BESIDE = (".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx")
 
@@ -41,12 +44,13 @@ def stored(
     weight_map: WeightMap, config: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> tuple[WeightMap, Mapping[str, quant.LinearFormat]]:
     """tensors: name -> header (dtype, shape). Raises CheckpointError naming what is not supported."""
-    _check_config(quant.quantization(config))
+    settings = quant.quantization(config)
+    _check_config(settings)
     formats: dict[str, LowBit] = {}
     plain: dict[str, str] = {}
     weights: list[Weight] = []
     for weight in weight_map.weights:
-        format = _format_of(weight, tensors)
+        format = _format_of(weight, tensors, settings)
         if format is None:
             plain.setdefault(weight.target.removesuffix(".weight"), weight.source)
             weights.append(weight)
@@ -91,19 +95,41 @@ def _check_config(settings: Mapping[str, Any]) -> None:
             raise _unsupported(f"{name} has {bits}-bit weights with strategy {strategy!r}, which is not supported yet")
         if weights.get("actorder") not in (None, False, "weight", "static"):
             raise _unsupported(f"{name} has actorder {weights['actorder']!r}, which is not supported yet")
-        activations = group.get("input_activations")
-        if activations and not activations.get("dynamic"):
-            raise _unsupported(f"{name} quantises activations with stored scales, which is not supported yet")
+        _check_activations(f"{name} field 'input_activations'", group.get("input_activations"))
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise _unsupported(f"sparsity_config has format {sparsity!r}; only 'dense' is supported")
+
+
+def _check_activations(name: str, settings: Mapping[str, Any] | None) -> None:
+    if not settings:
+        return
+    if settings.get("dynamic") is not True:
+        raise _unsupported(f"{name} asks for activations with stored scales, which is not supported yet")
+    type_, bits, strategy = settings.get("type", "int"), settings.get("num_bits", 8), settings.get("strategy", "token")
+    if type_ not in _ACTIVATIONS or bits != 8 or strategy != "token" or not settings.get("symmetric", True):
+        symmetric = "symmetric" if settings.get("symmetric", True) else "asymmetric"
+        what = f"{symmetric} activations of type {type_!r} with {bits} bits and strategy {strategy!r}"
+        raise _unsupported(f"{name} asks for {what}; symmetric int or float with 8 bits and strategy 'token' are served")
+
+
+def _activations_of(module: str, settings: Mapping[str, Any]) -> str | None:
+    """What a layer's inputs are rounded to, by the group that names it most closely: by name, by pattern, or by its class."""
+    groups = (settings.get("config_groups") or {}).values()
+    targets = [(target, group) for group in groups for target in group.get("targets") or ()]
+    by_name = [group for target, group in targets if target == module]
+    by_pattern = [group for target, group in targets if target.startswith("re:") and re.match(target[3:], module)]
+    by_class = [group for target, group in targets if target == "Linear"]
+    closest: Mapping[str, Any] = next(iter(by_name + by_pattern + by_class), {})
+    found = closest.get("input_activations")
+    return _ACTIVATIONS[found.get("type", "int")] if found else None
 
 
 def _unsupported(what: str) -> CheckpointError:
     return CheckpointError(f"config field 'quantization_config': {what}")
 
 
-def _format_of(weight: Weight, tensors: Mapping[str, Any]) -> LowBit | None:
+def _format_of(weight: Weight, tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> LowBit | None:
     """How the checkpoint keeps a matrix, told by its tensors; None if plain."""
     base = weight.source.removesuffix(".weight")
     scale, packed = tensors.get(f"{base}.weight_scale"), tensors.get(f"{base}.weight_packed")
@@ -124,7 +150,8 @@ def _format_of(weight: Weight, tensors: Mapping[str, Any]) -> LowBit | None:
         raise CheckpointError(f"tensor '{base}': {bits} bits with scales {shape} for {inputs} inputs are not supported")
     if zeros and rows % 8:
         raise CheckpointError(f"tensor '{base}.weight_zero_point': {rows} rows are not whole words of eight zero points")
-    return LowBit(bits, inputs // groups if groups > 1 or bits == 4 else 0, zeros, _SCALE_TYPES.get(scale.dtype))
+    group = inputs // groups if groups > 1 or bits == 4 else 0
+    return LowBit(bits, group, zeros, _SCALE_TYPES.get(scale.dtype), _activations_of(base, settings))
 
 
 def stored_parts(weight: Weight, format: LowBit, tensors: Mapping[str, Any]) -> Iterator[Weight]:
@@ -147,14 +174,15 @@ def stored_parts(weight: Weight, format: LowBit, tensors: Mapping[str, Any]) -> 
 class LowBit:
     """Integer weights of 4 bits in groups of inputs, or of 8 bits with one scale a row (group 0).
 
-    zeros: each group has a zero point. scale: the type of the scales, None the model's. The arithmetic is that of
-    kernels.low_bit_linear.
+    zeros: each group has a zero point. scale: the type of the scales, None the model's. activations: the type of the codes that
+    inputs are rounded to, None for inputs as they are. The arithmetic is that of kernels.low_bit_linear and eight_bit_linear.
     """
 
     bits: int
     group: int
     zeros: bool = False
     scale: str | None = None
+    activations: str | None = None
 
     def tensors(self, outputs: int, inputs: int) -> Mapping[str, quant.Stored]:
         groups = inputs // self.group if self.group else 1
@@ -178,9 +206,14 @@ class LowBit:
         return True
 
     def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+        import torch
+
+        from headrace.kernels.eight_bit_linear import eight_bit_linear
         from headrace.kernels.low_bit_linear import low_bit_linear
 
-        return low_bit_linear(x, *_parameters(parameters), tiled=prepared)
+        if self.activations is None:
+            return low_bit_linear(x, *_parameters(parameters), tiled=prepared)
+        return eight_bit_linear(x, *_parameters(parameters), codes=getattr(torch, self.activations), tiled=prepared)
 
 
 def _parameters(parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,0 +1,21 @@
+"""The product of activations in 8-bit codes, made here, and a weight matrix of 4 or 8 bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.eight_bit_linear import cuda, reference
+
+
+def eight_bit_linear(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, codes: torch.dtype, tiled: bool = False
+) -> Tensor:
+    """x [T, I] times a weight [O, I] of few bits -> q(x) W^T, [T, O] in x's type.
+
+    q(x) is x rounded as kernels.quantise_rows says: codes (int8 or fp8 e4m3) times one scale a token. The weight's tensors, and
+    tiled, are those of kernels.low_bit_linear. Sums of products of codes are exact integers, or float32.
+    """
+    if cuda.suits(x, packed, scale, tiled):
+        return cuda.eight_bit_linear(x, packed, scale, zero, codes)
+    return reference.eight_bit_linear(x, packed, scale, zero, codes=codes, tiled=tiled)

@@ -1,0 +1,62 @@
+"""quantise_rows on NVIDIA cards of compute capability 8.0 and later, by NVRTC: a block for each row, one read, one write."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headrace.kernels import nvrtc
+from headrace.kernels.card import card
+from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.quantise_rows.layout import padded
+
+PIECE = 16
+MOST_PIECES = 6
+"""Of a thread; a row is held in registers."""
+MOST_THREADS = 384
+
+
+def suits(x: Tensor) -> bool:
+    sixteen = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+    fits = x.shape[1] % PIECE == 0 and 0 < x.shape[1] <= PIECE * MOST_PIECES * MOST_THREADS
+    return sixteen and fits and card(x.device).capability >= 80 and nvrtc.available()
+
+
+def quantise_rows(x: Tensor, codes: torch.dtype, *, tiled: bool = False) -> tuple[Tensor, Tensor]:
+    """As the public function. tiled: the codes in the order of `layout`, [padded rows, I], and as many scales."""
+    rows, inputs = x.shape
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        x = x.contiguous()
+    held = padded(rows) if tiled else rows
+    out = torch.empty(held, inputs, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(held, dtype=torch.float32, device=x.device)
+    if rows:
+        macros = macros_of(x.dtype, codes, inputs, tiled=tiled)
+        index = torch.cuda.current_device() if x.device.index is None else x.device.index
+        kernel = _function(tuple(macros.items()), index, card(x.device).capability)
+        kernel((rows, 1, 1), x, out, scales, inputs, ctypes.c_longlong(x.stride(0)))
+    return out if tiled else out.view(codes), scales
+
+
+def macros_of(dtype: torch.dtype, codes: torch.dtype, inputs: int, *, tiled: bool) -> dict[str, int]:
+    pieces = inputs // PIECE
+    share = -(-pieces // MOST_THREADS)
+    threads = -(-pieces // (32 * share)) * 32
+    return {"BF16": int(dtype == torch.bfloat16), "FP8": int(codes != torch.int8), "THREADS": threads, "PIECES": share,
+            "TILED": int(tiled)}
+
+
+@cache
+def source() -> str:
+    return (Path(__file__).parent / "quantise_rows.cu").read_text()
+
+
+@cache
+def _function(macros: tuple[tuple[str, int], ...], device: int, capability: int) -> CudaFunction:
+    named = dict(macros)
+    code = nvrtc.compiled(source(), named, f"sm_{capability}")
+    return CudaFunction(code, "quantise_rows", named["THREADS"], 0, early=True)
