@@ -22,9 +22,9 @@ from headrace.bench.scenarios import step
 def measure(options: argparse.Namespace, weights: str, way: str, console: Console) -> dict[str, Any] | None:
     graphs, loop = way.split("-")
     settings = step.Settings(
-        random_weights=weights, rows=tuple(options.rows), query_tokens=tuple(options.query_tokens), context=(options.context,),
-        steps=options.steps, device="cuda", graphs=graphs, loop=loop, profile=way == options.profile,
-        read_tb_per_s=3.9, matmul_tflops=790.0,
+        random_weights=weights, rows=tuple(options.rows), query_tokens=tuple(options.query_tokens),
+        drafts=tuple(options.drafts), context=(options.context,), steps=options.steps, device="cuda", graphs=graphs, loop=loop,
+        profile=way == options.profile, read_tb_per_s=3.9, matmul_tflops=790.0,
     )
     try:
         return step.run(settings, console)
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["on-overlapped", "on-plain", "off-overlapped", "off-plain"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--query-tokens", nargs="+", type=int, default=[1])
+    parser.add_argument("--drafts", nargs="+", type=int, default=[0])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--profile", default="", help="the way to profile")

@@ -98,9 +98,22 @@ def test_a_run_on_a_cpu(loop: str):
     assert found["ceilings"] == {"bytes_per_s": 1e10, "flops_per_s": 1e11}
 
 
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_a_run_with_drafts_on_a_cpu(loop: str):
+    settings = step.Settings(
+        random_weights="smollm2-135m", rows=(1, 2), drafts=(0, 3), context=(20,), steps=3, device="cpu", loop=loop,
+        read_tb_per_s=0.01, matmul_tflops=0.1,
+    )
+    found = step.run(settings, Console(file=None, quiet=True))["steps"]
+    assert [(e["rows"], e["query_tokens"], e["drafts"]) for e in found] == [(1, 1, 0), (1, 4, 3), (2, 1, 0), (2, 4, 3)]
+    head = 2 * 49_152 * 576
+    assert found[1]["flops"] - 4 * found[0]["flops"] == pytest.approx(0, abs=head / 100)  # each token's logits are needed
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"steps": 0}, "--steps"), ({"rows": (0,)}, "0 rows"), ({"query_tokens": (9,), "context": (8,)}, "cannot be"),
+    [({"steps": 0}, "--steps"), ({"drafts": (3,), "query_tokens": (2,)}, "--drafts are"), ({"drafts": (16,)}, "--drafts must"),
+     ({"rows": (0,)}, "0 rows"), ({"query_tokens": (9,), "context": (8,)}, "cannot be"),
      ({"profile": True}, "--profile needs"), ({"model": "x", "random_weights": "smollm2-135m"}, "exclude a model")],
 )
 def test_what_cannot_be_measured_is_refused(fields: dict, words: str):

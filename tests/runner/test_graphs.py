@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.stub_decoder import SPEC, VOCAB, StubDecoder
 from torch import Tensor
 
@@ -39,13 +40,13 @@ def requests(count: int) -> list[Request]:
 
 
 def engine(
-    device: str, *, padding: bool, depth: int, pages: int, decoder: Any = None, required: bool = False
+    device: str, *, padding: bool, depth: int, pages: int, decoder: Any = None, required: bool = False, drafter: Any = None
 ) -> EngineCore:
-    layout = CacheLayout(cache_groups(SPEC), 4, (pages,), SLOTS, padding)
+    layout = CacheLayout(cache_groups(SPEC), 4, (pages,), SLOTS, padding or bool(drafter), drafter.most if drafter else 0)
     decoder = decoder or StubDecoder()
     runner = Runner(SPEC, decoder, layout, Dtypes("float32", "float32", "float32"), torch.device(device), context=CONTEXT,
-                    chunk_tokens=32, graphs_required=required)
-    return EngineCore(Scheduler(layout, chunk_tokens=32), runner, depth=depth)
+                    chunk_tokens=32, graphs=padding, graphs_required=required)
+    return EngineCore(Scheduler(layout, chunk_tokens=32, drafter=drafter), runner, depth=depth)
 
 
 def tokens_of(core: EngineCore, waiting: list[Request]) -> dict[str, list[int]]:
@@ -66,6 +67,28 @@ def test_the_loops_agree_on_a_cpu():
     assert tokens_of(engine("cpu", padding=False, depth=2, pages=120), requests(30)) == plain
 
 
+def scripted(answers: dict[str, list[int]], most: int = 7) -> ScriptedDrafter:
+    return ScriptedDrafter(answers, most, VOCAB, chances=(0.5, 0.9, 1.0))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_change_no_token_on_a_cpu(depth: int):
+    plain = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(30))
+    assert tokens_of(engine("cpu", padding=False, depth=depth, pages=120, drafter=scripted(plain)), requests(30)) == plain
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth", [1, 2])
+def test_graphs_of_drafts_give_the_tokens_without_drafts(depth: int):
+    plain = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(30))
+    drafter = scripted(plain)
+    assert tokens_of(engine("cuda", padding=False, depth=depth, pages=120, drafter=drafter), requests(30)) == plain
+    core = engine("cuda", padding=True, depth=depth, pages=120, drafter=drafter, required=True)
+    replayed = count_replays(core)
+    assert tokens_of(core, requests(30)) == plain
+    assert len(replayed) > 20 and max(replayed) == SLOTS
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [1, 2])
 def test_graphs_give_the_eager_tokens(depth: int):
@@ -78,20 +101,24 @@ def test_graphs_give_the_eager_tokens(depth: int):
 
 
 @pytest.mark.gpu
-def test_a_replayed_step_never_waits_for_the_device():
-    core = engine("cuda", padding=True, depth=2, pages=400)
+@pytest.mark.parametrize("drafts", [0, 7])
+def test_a_replayed_step_never_waits_for_the_device(drafts: int):
+    answers = {request.id: [1] * 20 for request in requests(6)}
+    core = engine("cuda", padding=True, depth=2, pages=400, drafter=scripted(answers, drafts) if drafts else None)
     for request in requests(6):
         core.add(replace(request, prompt=request.prompt[:3], max_tokens=20))
     core.step()
     runner: Any = core._runner
     core.step()
     plan = core._scheduler.plan()
-    assert plan is not None and runner._graphs.graph_for(plan.rows) is not None
+    replayed = count_replays(core)
+    assert plan is not None and any(row.drafts for row in plan.rows) == (drafts > 0)
     torch.cuda.set_sync_debug_mode("error")
     try:
         runner.launch(plan)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert replayed == [6]
 
 
 class WaitingDecoder(StubDecoder):
@@ -114,11 +141,12 @@ def test_what_cannot_be_captured_runs_eagerly_unless_graphs_are_required():
 
 def count_replays(core: EngineCore) -> list[int]:
     """The rows of every step that a graph runs from now on."""
-    graphs: Any = core._runner._graphs  # type: ignore[attr-defined]
+    runner: Any = core._runner
+    graphs = runner._drafting.graphs if runner._drafting else runner._graphs
     found, counts = graphs.graph_for, []
 
-    def counting(rows: Any) -> Any:
-        graph = found(rows)
+    def counting(rows: Any, **kind: bool) -> Any:
+        graph = found(rows, **kind)
         if graph is not None:
             counts.append(len(rows))
         return graph

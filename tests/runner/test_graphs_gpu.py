@@ -31,13 +31,13 @@ CONTEXT, SLOTS, PAGE_TOKENS = 512, 12, 16
 PAGES = SLOTS * CONTEXT // PAGE_TOKENS
 
 
-def make_runner(dtype: str, *, padding: bool) -> Runner:
+def make_runner(dtype: str, *, padding: bool, drafts: int = 0) -> Runner:
     spec, device = qwen3_5.spec(CONFIG), torch.device("cuda")
     decoder = build_decoder(spec, dtype=getattr(torch, dtype), device=device)
     make_weights(decoder)
     decoder.prepare()
     dtypes: Any = Dtypes(dtype, dtype, "float32" if dtype == "float32" else "float16")  # type: ignore[arg-type]
-    layout = CacheLayout(cache_groups(spec), PAGE_TOKENS, (PAGES,), SLOTS, padding)
+    layout = CacheLayout(cache_groups(spec), PAGE_TOKENS, (PAGES,), SLOTS, padding, drafts)
     return Runner(spec, decoder, layout, dtypes, device, context=CONTEXT, chunk_tokens=128, graphs_required=True)
 
 
@@ -83,6 +83,67 @@ def own_pools(runner: Any) -> list[Tensor]:
     pools = runner._pools
     kinds = (pools.keys, pools.values, pools.states, pools.conv_tails)
     return [pool[:-1] for kind in kinds for pool in kind if pool is not None]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_replay_of_drafts_has_the_bits_of_the_eager_step(dtype: str, together: bool) -> None:
+    """Rows with 0 to 7 drafts, and 0 to 7 of an earlier step pending."""
+    runner: Any = make_runner(dtype, padding=True, drafts=7)
+    runner.fill_cache(seed=1)
+    drafting, width = runner._drafting, CONTEXT // PAGE_TOKENS
+    runner._sampler.next_tokens.copy_(torch.arange(SLOTS + 1) * 7)
+    drafting.progress.positions[:SLOTS] = torch.tensor([0, 15, 16, 300, 490, 1, 77, 31, 32, 256, 255, 503], device="cuda")
+    drafting.progress.ends[:SLOTS] = CONTEXT - 1
+    tables = runner._tables.entries[0]
+    tables[:SLOTS, :width] = torch.arange(SLOTS * width, device="cuda").view(SLOTS, width)
+    generator = torch.Generator().manual_seed(5)
+    for count in (12, 1, 3, 8):
+        slots = [(5 * n + 3) % SLOTS for n in range(count)]
+        lengths = torch.randint(0, 8, (count,), generator=generator).tolist()
+        pairs = zip(slots, lengths, strict=True)
+        rows = tuple(Row(n, slot, 0, (), tuple(range(n, n + k))) for n, (slot, k) in enumerate(pairs))
+        graph = drafting.graphs.graph_for(rows, deferred=True)
+        eager, after_eager = run_drafts(runner, graph, rows, together, replay=False)
+        replayed, after_replay = run_drafts(runner, graph, rows, together, replay=True)
+        assert torch.isfinite(eager[0].float()).all() and float(eager[0].float().std()) > 0.1
+        assert all(torch.equal(a, b) for a, b in zip((*replayed, *after_replay), (*eager, *after_eager), strict=True))
+        for tensor, after in zip(kept_of(runner), after_replay, strict=True):
+            tensor[: len(after)].copy_(after)
+        pending = [int(torch.randint(0, k + 1, (1,), generator=generator)) for k in lengths]
+        runner._pools.pending[torch.tensor(slots, device="cuda")] = torch.tensor(pending, dtype=torch.int32, device="cuda")
+
+
+@torch.inference_mode()
+def run_drafts(
+    runner: Any, graph: Any, rows: tuple[Row, ...], together: bool, *, replay: bool
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """(hidden states, tokens, how many count) of the rows, and what slots and pages are afterwards; all is put back."""
+    count, kept = len(rows), kept_of(runner)
+    before = [tensor.clone() for tensor in kept]
+    graph._write(rows)
+    graph._upload.send()
+    if replay:
+        graph._step.replay()
+        (graph._together if together else graph._in_turn).replay()
+        hidden, drawn = graph._computed[1], graph._drawn_together if together else graph._drawn_in_turn
+    else:
+        step, hidden = graph._compute()
+        drawn = graph._finish(step, hidden, together)
+    found = hidden[: count * graph.width].clone(), drawn.tokens[:, :count].clone(), drawn.emitted[:count].clone()
+    after = [tensor[:-1].clone() for tensor in kept]
+    for tensor, was in zip(kept, before, strict=True):
+        tensor.copy_(was)
+    return found, after
+
+
+def kept_of(runner: Any) -> list[Tensor]:
+    """All that is kept by page or slot; the last of each is padding."""
+    pools, progress, sampler = runner._pools, runner._drafting.progress, runner._sampler
+    kinds = (pools.keys, pools.values, pools.states, pools.conv_tails)
+    rings = [x for ring in pools.rings if ring is not None for x in (ring.keys, ring.deltas, ring.decays, ring.inputs)]
+    return [*(pool for kind in kinds for pool in kind if pool is not None), *rings, pools.pending, pools.parity,
+            progress.positions, progress.frozen, sampler.next_tokens, sampler.state.integers]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

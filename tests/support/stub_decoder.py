@@ -25,36 +25,48 @@ class StubDecoder:
     """Stands for models.decoder.Decoder over the pools of SPEC in float32."""
 
     def __call__(self, batch: Batch, pools: Pools) -> Tensor:
-        """hidden [T, 2]: state and attention after each row's last token (other tokens' are zero)."""
-        states, keys = pools.states[0], pools.keys[1]
-        assert states is not None and keys is not None
-        tokens = batch.tokens.float()
-        keys.view(-1)[batch.write_at[0]] = tokens + batch.positions
-        state = states.view(-1)[batch.slots]  # [R]
-        if len(batch.tokens) == len(batch.slots):
-            state = (state * 3 + tokens + 1) % 97
-            last = slice(None)
-        else:
-            state, last = self._fold(batch, state)
-        states.view(-1)[batch.slots] = state
-        hidden = torch.zeros(len(batch.tokens), 2, device=tokens.device)
-        hidden[last] = torch.stack([state, self._attend(batch, keys)], 1)
-        return hidden
+        """hidden [T, 2]: state and attention after each token."""
+        keys = pools.keys[1]
+        assert keys is not None
+        keys.view(-1)[batch.write_at[0]] = batch.tokens.float() + batch.positions
+        counts = batch.row_offsets.diff()
+        place = torch.arange(max(batch.host_row_tokens), device=counts.device)
+        at = (batch.row_offsets[:-1, None] + place).clamp(max=len(batch.tokens) - 1).long()  # [R, n]
+        inside = place < counts[:, None]
+        states = self._states(batch, pools, batch.tokens[at], counts, inside)
+        attended = self._attend(batch, keys, batch.positions[at])
+        hidden = torch.zeros(len(batch.tokens) + 1, 2, device=counts.device)
+        hidden[torch.where(inside, at, len(batch.tokens))] = torch.stack([states, attended], 2)
+        return hidden[:-1]
 
-    def _fold(self, batch: Batch, state: Tensor) -> tuple[Tensor, Tensor]:
-        ends = batch.row_offsets.long()
-        folded = state.tolist()
-        for row, tokens in enumerate(batch.tokens.tensor_split(ends[1:-1].cpu())):
-            for token in tokens.tolist():
-                folded[row] = (folded[row] * 3 + token + 1) % 97
-        return torch.tensor(folded, device=state.device), ends[1:] - 1
+    def _states(self, batch: Batch, pools: Pools, tokens: Tensor, counts: Tensor, inside: Tensor) -> Tensor:
+        """[R, n] behind each token. A slot's own is that behind its certain tokens; its ring keeps those behind its drafts."""
+        kept = pools.states[0]
+        assert kept is not None
+        state, found = kept.view(-1)[batch.slots], []
+        ring = pools.rings[0].deltas.flatten(2) if batch.deferred and pools.rings[0] else None  # [slots, 2, K]
+        half = pools.parity[batch.slots].long() if pools.parity is not None else None
+        if ring is not None and half is not None and pools.pending is not None:
+            pending = pools.pending[batch.slots].long()
+            state = torch.where(pending > 0, ring[batch.slots, half, (pending - 1).clamp(min=0)], state)
+        for n in range(tokens.shape[1]):
+            state = torch.where(inside[:, n], (state * 3 + tokens[:, n] + 1) % 97, state)
+            found.append(state)
+        behind = torch.stack(found, 1)
+        sure = batch.deferred.certain.long() if batch.deferred else counts.long()
+        kept.view(-1)[batch.slots] = behind.gather(1, sure[:, None] - 1)[:, 0]
+        if ring is not None and half is not None:
+            draft = torch.arange(ring.shape[2], device=ring.device)
+            ring[batch.slots, 1 - half] = behind.gather(1, (sure[:, None] + draft).clamp(max=behind.shape[1] - 1))
+        return behind
 
-    def _attend(self, batch: Batch, keys: Tensor) -> Tensor:
+    def _attend(self, batch: Batch, keys: Tensor, positions: Tensor) -> Tensor:
+        """[R, n] at positions [R, n]."""
         table, page_tokens = batch.page_tables[0], keys.shape[1]
         at = torch.arange(table.shape[1] * page_tokens, device=keys.device)
         read = keys.view(-1)[table[:, at // page_tokens] * page_tokens + at % page_tokens]  # [R, L]
-        seen = at < batch.lengths[:, None]
-        return torch.where(seen, read * (at + 1), 0).double().sum(1).remainder(101).float()
+        sums = (read * (at + 1)).double().cumsum(1)
+        return sums.gather(1, positions.clamp(max=len(at) - 1)).remainder(101).float()
 
     def scores(self, hidden: Tensor) -> Tensor:
         tokens = torch.arange(VOCAB, device=hidden.device)

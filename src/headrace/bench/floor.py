@@ -12,11 +12,12 @@ from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A step of `rows` rows of `tokens` query tokens each, `context` tokens long with them."""
+    """A step of `rows` rows of `tokens` query tokens each, `context` tokens long with them. sampled: draws of each."""
 
     rows: int
     tokens: int
     context: float
+    sampled: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ def step_work(spec: ModelSpec, dtypes: Dtypes, weight_bytes: Mapping[str, int], 
     state, tails = state_elements(spec)
     state_bytes = state * itemsize(dtypes.state) + tails * itemsize(dtypes.compute)
     moved = _read_weights(spec, weight_bytes, queries) + load.rows * (_kv_bytes(spec, dtypes, load) + 2 * state_bytes)
-    flops = queries * (_token_flops(spec) + _attention_flops(spec, load)) + load.rows * 2 * spec.vocab_size * spec.hidden
+    flops = queries * (_token_flops(spec) + _attention_flops(spec, load))
+    flops += load.rows * load.sampled * 2 * spec.vocab_size * spec.hidden
     return Work(moved, flops)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
@@ -19,6 +20,8 @@ from headrace.scheduler.scheduler import Scheduler
 from headrace.types import Admission, PageUpdate, Request, Row, RowResult, SamplingParams, StepPlan, StepResult
 
 SAMPLING = SamplingParams(temperature=1.0, top_k=20, top_p=0.95)
+SPARE_TOKENS = 48
+"""A sequence's, beside those of the steps that are timed: warm-ups, profiled steps, drafts that are drawn after all."""
 
 
 class Steps(Protocol):
@@ -39,43 +42,44 @@ class _Skipped:
 
 
 class PromptSkipper:
-    """A runner that does not compute prompts: what their steps would leave behind is given to the first decoding step."""
+    """A runner that does not compute prompts, but takes what the cache holds for what their steps leave behind."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._admissions: list[Admission] = []
-        self._updates: dict[int, tuple[PageUpdate, ...]] = {}
 
     def launch(self, plan: StepPlan) -> Pending:
-        if any(row.tokens for row in plan.rows):
-            return self._skip(plan)
-        rows = tuple(replace(row, page_updates=self._updates.pop(row.sequence, ()) + row.page_updates) for row in plan.rows)
-        admissions, self._admissions = tuple(self._admissions), []
-        return self._runner.launch(replace(plan, admissions=admissions, rows=rows))
-
-    def _skip(self, plan: StepPlan) -> Pending:
-        self._admissions += plan.admissions
-        for row in plan.rows:
-            self._updates[row.sequence] = self._updates.get(row.sequence, ()) + row.page_updates
+        if not any(row.tokens for row in plan.rows):
+            return self._runner.launch(plan)
+        self._runner.assume(plan)
         return _Skipped(StepResult(plan.step, tuple(RowResult(row.sequence, (0,) * row.samples) for row in plan.rows)))
 
     def close(self) -> None:
         """The runner is its owner's to close."""
 
 
+class FixedDrafts:
+    """A drafter of `count` of at most `most` drafts in every step, which are not what the model would say."""
+
+    def __init__(self, most: int) -> None:
+        self.most = self.count = most
+
+    def propose(self, request: Request, output: Sequence[int], unseen: int, most: int) -> tuple[int, ...]:
+        return request.prompt[: min(most, self.count)]
+
+
 class DecodeSteps:
-    """The engine's own loop, scheduler included: `rows` sequences decode, from `context` tokens on."""
+    """The engine's loop, scheduler included: `rows` sequences decode from `context` tokens on, with drafts if it has any."""
 
     _names = count()
 
     def __init__(self, measured: MeasuredEngine, rows: int, context: int, steps: int) -> None:
-        scheduler = Scheduler(measured.runner.layout, chunk_tokens=rows * context)
+        scheduler = Scheduler(measured.runner.layout, chunk_tokens=rows * context, drafter=measured.drafter)
         self._core = EngineCore(scheduler, PromptSkipper(measured.runner), depth=measured.depth)
         rng = torch.Generator().manual_seed(rows)
         for number in range(rows):
             prompt = tuple(torch.randint(0, measured.vocab_size, (context,), generator=rng).tolist())
             # Never done before the measurement is.
-            self._core.add(Request(f"s{next(self._names)}", prompt, SAMPLING, number, steps + 16))
+            self._core.add(Request(f"s{next(self._names)}", prompt, SAMPLING, number, steps + SPARE_TOKENS))
         self._core.step()
 
     def step(self) -> None:
@@ -118,17 +122,22 @@ class ChunkSteps:
 
 
 class MeasuredEngine:
-    """One model with a cache of random numbers. depth: uncommitted steps, as the engine's loop has them."""
+    """One model with a cache of random numbers. depth: uncommitted steps, as the engine's loop has them. drafts: the most of
+    a row.
+    """
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
-        self.built: BuiltEngine = build_engine(model, config, None)
+    def __init__(self, model: Model, config: EngineConfig, drafts: int = 0) -> None:
+        self.drafter = FixedDrafts(drafts) if drafts else None
+        self.built: BuiltEngine = build_engine(model, config, None, self.drafter)
         self.runner: Runner = self.built.runner
         self.depth = self.built.core.depth
         self.vocab_size = self.built.info.vocab_size
         self.runner.fill_cache()
 
-    def steps(self, rows: int, tokens: int, context: int, steps: int) -> Steps:
-        """Steps whose rows are `context` tokens long, in the middle of `steps` where they grow."""
+    def steps(self, rows: int, tokens: int, context: int, steps: int, drafts: int = 0) -> Steps:
+        """Steps whose rows are `context` tokens long, in the middle of `steps` where they grow. Drafts follow one token."""
+        if self.drafter is not None:
+            self.drafter.count = drafts
         if tokens == 1:
             return DecodeSteps(self, rows, max(1, context - steps // 2), steps)
         return ChunkSteps(self, rows, tokens, context)

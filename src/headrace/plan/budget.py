@@ -143,8 +143,9 @@ def _fixed_lines(
         why = f"{slots} slots of {slot_bytes:,} bytes for up to {drafts} drafts a row, one of them padding"
         lines.append(BudgetLine("drafts", slots * slot_bytes, why))
     if graphs:
-        why = f"decode steps of up to {seqs} rows, captured: their activations, their logits, and what the driver keeps"
-        lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs), why))
+        more = f" and {drafts} drafts each" if drafts else ""
+        why = f"decode steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
+        lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS), why))
     return tuple(lines)
 
 

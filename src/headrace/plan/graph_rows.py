@@ -6,6 +6,7 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes, itemsize
 
 _LAYER_NODES = 13
+_DRAW_NODES = 20
 _NODE_BYTES = 12_800
 _LIBRARY_BYTES = 32 << 20
 _SEGMENT_BYTES = 20 << 20
@@ -28,14 +29,17 @@ def bucket_of(rows: int, buckets: tuple[int, ...]) -> int | None:
     return next((size for size in buckets if size >= rows), None)
 
 
-def graph_bytes(spec: ModelSpec, dtypes: Dtypes, max_rows: int) -> int:
-    """Device memory of the graphs of steps of up to max_rows rows.
+def graph_bytes(spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0, logit_rows: int = 0) -> int:
+    """Device memory of the graphs of steps of up to max_rows rows, and of as many with `drafts` drafts each if there are any.
 
-    The logits and the activations of the largest step, which all graphs share, in whole segments; a library's workspace; and
-    what the driver keeps of every node.
+    logit_rows: so many rows of logits are there at once where there are drafts, or one of each row if that is more. The logits
+    and the activations of the largest step, which all graphs share, in whole segments; a library's workspace; and what the
+    driver keeps of every node.
     """
     wide = max(4, itemsize(dtypes.compute))
-    logits = max_rows * spec.vocab_size * itemsize(dtypes.compute)
-    activations = max_rows * (8 * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * wide
-    nodes = len(row_buckets(max_rows)) * len(spec.layers) * _LAYER_NODES
+    tokens = max_rows * (1 + drafts)
+    logits = max(max_rows, min(tokens, logit_rows)) * spec.vocab_size * itemsize(dtypes.compute)
+    activations = tokens * (8 * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * wide
+    step_nodes = len(spec.layers) * _LAYER_NODES
+    nodes = len(row_buckets(max_rows)) * (2 * step_nodes + tokens // max_rows * _DRAW_NODES if drafts else step_nodes)
     return logits + activations + _SEGMENT_BYTES + _LIBRARY_BYTES + nodes * _NODE_BYTES

@@ -11,6 +11,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.layers.batch import Pools
 from headrace.models.decoder import Decoder
 from headrace.runner.draft_batch import DraftPacker
+from headrace.runner.draft_graphs import DraftCaptured, DraftGraphs
 from headrace.runner.page_tables import PageTables
 from headrace.runner.progress import Progress
 from headrace.runner.sampler import Sampler
@@ -28,7 +29,9 @@ class Drafting:
         self, layout: CacheLayout, decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler, most_tokens: int,
         device: torch.device,
     ) -> None:
-        self._decoder, self._pools, self._sampler = decoder, pools, sampler
+        self._decoder, self._pools, self._tables, self._sampler = decoder, pools, tables, sampler
+        self._drafts = layout.drafts
+        self.graphs: DraftGraphs | None = None
         self.progress = Progress(layout, device)
         self.verifier = Verifier(decoder.logits, sampler, self.progress, pools)
         self._packer = DraftPacker(tables, self.progress, most_tokens, sum(layout.pages), device)
@@ -39,13 +42,22 @@ class Drafting:
         for admission in admissions:
             self._pends[admission.slot] = False
 
-    def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor]:
-        """A step of rows that are `short_first`: what they drew, and the hidden states of all of their tokens."""
+    def capture(self, sizes: tuple[int, ...]) -> None:
+        """Capture steps of so many rows as graphs."""
+        verifier = Verifier(self._decoder.scores, self._sampler, self.progress, self._pools)
+        self.graphs = DraftGraphs(sizes, self._drafts, DraftCaptured(
+            self._decoder, self._pools, self._tables, self.progress, self._sampler, verifier, torch.cuda.graph_pool_handle()
+        ))
+
+    def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor | None]:
+        """A step of rows that are `short_first`: what they drew, and the hidden states of all tokens if any were known."""
         deferred = any(row.drafts or self._pends[row.slot] for row in rows)
-        step = self._packer.pack(
-            rows, self._sampler.next_tokens, deferred=deferred, folds=any(row.tokens and self._pends[row.slot] for row in rows)
-        )
-        hidden = self._decoder(step.batch, self._pools)
+        graph = self.graphs.graph_for(rows, deferred=deferred) if self.graphs else None
+        folds = any(row.tokens and self._pends[row.slot] for row in rows)
         for row in rows:
             self._pends[row.slot] = bool(row.drafts)
+        if graph is not None:
+            return graph.replay(rows), None
+        step = self._packer.pack(rows, self._sampler.next_tokens, deferred=deferred, folds=folds)
+        hidden = self._decoder(step.batch, self._pools)
         return self.verifier.finish(step, hidden), hidden

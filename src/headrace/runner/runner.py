@@ -105,7 +105,9 @@ class Runner:
         self._drafting = Drafting(
             layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device
         ) if layout.drafts else None
-        self._graphs = self._capture(layout.slots) if graphs and layout.padding and device.type == "cuda" else None
+        self._graphs: DecodeGraphs | None = None
+        if graphs and layout.padding and device.type == "cuda":
+            self._capture(row_buckets(layout.slots))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -114,7 +116,8 @@ class Runner:
         if self._drafting is not None:
             rows = short_first(plan.rows)
             drafted, hidden = self._drafting.run(rows)
-            return PendingStep(plan, rows, drafted, self._prompt_scores(rows, hidden), self._device)
+            scores = {} if hidden is None else self._prompt_scores(rows, hidden)
+            return PendingStep(plan, rows, drafted, scores, self._device)
         graph = self._graphs.graph_for(plan.rows) if self._graphs else None
         if graph is not None:
             return PendingStep(plan, plan.rows, graph.replay(plan.rows), {}, self._device)
@@ -123,6 +126,16 @@ class Runner:
         hidden = self._decoder(batch, self._pools)  # [T, hidden]
         drawn = self._draw(sampled, hidden) if sampled else None
         return PendingStep(plan, plan.rows, drawn, self._prompt_scores(plan.rows, hidden), self._device)
+
+    @torch.inference_mode()
+    def assume(self, plan: StepPlan) -> None:
+        """Take the plan's rows, of known tokens, as computed: the cache is what they leave behind."""
+        self._admit(plan.admissions)
+        places = self._tables.places((row.slot, update) for row in plan.rows for update in row.page_updates)
+        self._tables.apply(*(torch.tensor(part, dtype=torch.int64, device=self._device) for part in places))
+        for row in plan.rows:
+            if self._drafting is not None:
+                self._drafting.progress.positions[row.slot] = row.start + len(row.tokens)
 
     @torch.inference_mode()
     def fill_cache(self, seed: int = 0) -> None:
@@ -148,7 +161,7 @@ class Runner:
     @property
     def graph_bytes(self) -> dict[str, int]:
         """What the graphs took of torch's memory and of the device's; nothing without them."""
-        graphs = self._graphs
+        graphs = self._drafting.graphs if self._drafting else self._graphs
         return {"graphs_pool": graphs.pool_bytes, "graphs_device": graphs.device_bytes} if graphs else {}
 
     def close(self) -> None:
@@ -165,15 +178,17 @@ class Runner:
                 self._drafting.admit(admissions)
 
     @torch.inference_mode()
-    def _capture(self, max_rows: int) -> DecodeGraphs | None:
+    def _capture(self, sizes: tuple[int, ...]) -> None:
         try:
-            return DecodeGraphs(row_buckets(max_rows), self._decoder, self._pools, self._tables, self._sampler)
+            if self._drafting is not None:
+                self._drafting.capture(sizes)
+            else:
+                self._graphs = DecodeGraphs(sizes, self._decoder, self._pools, self._tables, self._sampler)
         except RuntimeError as error:  # an operation that waits for the device: shapes that only a reference computes
             if isinstance(error, torch.OutOfMemoryError) or self._graphs_required:
                 raise
             reason = str(error).partition("\n")[0]
             logging.getLogger("headrace").warning("decode steps cannot be captured, and run eagerly: %s", reason)
-            return None
 
     def _draw(self, rows: SampledRows, hidden: Tensor) -> Drawn:
         """Sample a token for every row that ends in one."""

@@ -114,6 +114,10 @@ class Sampler:
         tokens = sample(logits.flatten(0, 1), self.state, where.repeat(len(logits)), positions.flatten(), features)
         return tokens.view(positions.shape)
 
+    def reports(self, slots: Sequence[int]) -> bool:
+        """Whether one of these slots asked for log-probabilities."""
+        return any(self._logprobs[slot] is not None for slot in slots)
+
     def independent(self, slots: Sequence[int]) -> bool:
         """Whether these slots' draws depend on no tokens generated before them, so that nothing has to be counted first."""
         return not any(self._features[slot].penalised or self._features[slot].held_open for slot in slots)

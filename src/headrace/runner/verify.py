@@ -55,12 +55,15 @@ class Verifier:
 
     def finish(self, step: DraftStep, hidden: Tensor) -> DrawnRuns | None:
         """Draw a step's runs behind its tokens' hidden states [T, hidden], and move all of its rows on."""
-        accepted = torch.zeros_like(step.certain)
-        drawn = None
         if step.runs is not None:
-            drawn = self.draw(step.runs, hidden)
-            accepted.index_copy_(0, step.runs_at, drawn.emitted - 1)
-        self.settle(step, accepted)
+            return self.finish_runs(step, step.runs, step.runs_at, hidden)
+        self.settle(step, torch.zeros_like(step.certain))
+        return None
+
+    def finish_runs(self, step: DraftStep, runs: Runs, rows: Tensor, hidden: Tensor) -> DrawnRuns:
+        """The same with these runs, of the step's rows `rows` [S]."""
+        drawn = self.draw(runs, hidden)
+        self.settle(step, torch.zeros_like(step.certain).index_copy_(0, rows, drawn.emitted - 1))
         return drawn
 
     def draw(self, runs: Runs, hidden: Tensor) -> DrawnRuns:
@@ -86,7 +89,7 @@ class Verifier:
         ended: list[Tensor] = []
         scored: list[Scored] = []
         counted = runs.where
-        for logits in self._places(runs, hidden):  # [n, S, V]
+        for logits in self._slices(runs, hidden):  # [n, S, V]
             for x in logits:
                 place = len(tokens)
                 drawn = self._sampler.tokens_at(x, runs.slots, runs.named, runs.positions + place, counted)
@@ -96,24 +99,26 @@ class Verifier:
                 if place < runs.width - 1:
                     goes_on = (drawn == runs.drafts[place]) & (runs.counts > place) & ~ended[place]
                     counted = torch.where(goes_on, counted, self._progress.padding_slot)
+            del logits, x  # before the next slice's are made
         return self._outcome(runs, torch.stack(tokens), torch.stack(ended), tuple(scored))
 
     def draw_together(self, runs: Runs, hidden: Tensor) -> DrawnRuns:
         """All places of a slice at once, for rows whose draws do not depend on the tokens before them."""
         tokens: list[Tensor] = []
         scored: list[Scored] = []
-        for logits in self._places(runs, hidden):
+        for logits in self._slices(runs, hidden):
             places = torch.arange(len(tokens), len(tokens) + len(logits), device=hidden.device)
             drawn = self._sampler.tokens_of(logits, runs.slots, runs.named, runs.positions + places[:, None])
             scored += [self._sampler.scored(x, found, runs.slots) for x, found in zip(logits, drawn, strict=True)]
             tokens += drawn.unbind()
+            del logits
         all_tokens = torch.stack(tokens)
         ended = self._ends(runs, all_tokens, torch.arange(runs.width, device=hidden.device)[:, None])
         found = self._outcome(runs, all_tokens, ended, tuple(scored))
         self._sampler.count(runs.where, all_tokens.gather(0, found.emitted[None] - 1)[0], found.emitted)
         return found
 
-    def _places(self, runs: Runs, hidden: Tensor) -> Iterator[Tensor]:
+    def _slices(self, runs: Runs, hidden: Tensor) -> Iterator[Tensor]:
         """Logits [n, S, V] of the runs' places in order, a bounded number of rows at a time."""
         rows = runs.hidden_at.shape[1]
         step = max(1, LOGIT_ROWS // rows)

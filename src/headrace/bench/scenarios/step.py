@@ -1,8 +1,8 @@
 """Measure one step of the engine in this process, embedding to sampled token, beside its floor in bytes and FLOPs.
 
 A step has --rows sequences with --query-tokens tokens each, --context tokens long; each may be given several times, and every
-combination is measured. With one query token it is the engine's own loop, scheduler included; with more, the same chunk again
-and again. Prompts are not computed: the cache holds random numbers.
+combination is measured. With one query token it is the engine's own loop, scheduler included, and rows may carry --drafts that
+it verifies; with more, the same chunk again and again. Prompts are not computed: the cache holds random numbers.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from headrace.bench.kernel_profile import Profile
     from headrace.bench.step_engine import MeasuredEngine, Steps
 
+_Load = tuple[int, int, int, int]
+"""Rows, query tokens, context, drafts."""
+_MOST_DRAFTS = 15
 _WARM_UPS = 8
 _KERNELS_SHOWN = 25
 
@@ -45,6 +48,7 @@ class Settings:
     random_weights: str | None = setting(None, "The named shape with random weights instead.", metavar="NAME[:FORMAT]")
     rows: tuple[int, ...] = setting((), "Sequences in a step; 1 if not given.", metavar="N")
     query_tokens: tuple[int, ...] = setting((), "Tokens of each of them; 1 if not given.", metavar="N")
+    drafts: tuple[int, ...] = setting((), "Drafts behind each sequence's one query token; none if not given.", metavar="N")
     context: tuple[int, ...] = setting((), "Tokens that each is long, half-way through; 1024 if not given.", metavar="N")
     steps: int = setting(200, "Consecutive steps that are timed.", metavar="N")
     device: str = setting("auto", "Where the model runs; auto takes a GPU if there is one.", choices=DEVICES)
@@ -74,7 +78,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     ceilings = _ceilings(settings, torch.device(hardware.kind), dtypes)
     config = replace(config, cache_bytes=_cache_bytes(model, config, dtypes))
     began = time.perf_counter()
-    engine = MeasuredEngine(model, config)
+    engine = MeasuredEngine(model, config, max(load[3] for load in loads))
     ready_s = time.perf_counter() - began
     try:
         console.print(f"{engine.built.info.model} on {hardware.name}, {engine.built.info.dtype}; ready after {ready_s:.1f} s")
@@ -92,16 +96,20 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     }
 
 
-def _loads(settings: Settings) -> Iterator[tuple[int, int, int]]:
-    """(rows, query tokens, context) of every combination. Raises ConfigError for one that cannot be."""
+def _loads(settings: Settings) -> Iterator[_Load]:
+    """Every combination. Raises ConfigError for one that cannot be."""
     if settings.steps < 1:
         raise ConfigError(f"--steps must be 1 or more, not {settings.steps}")
-    for rows, tokens, context in itertools.product(
-        settings.rows or (1,), settings.query_tokens or (1,), settings.context or (1024,)
+    if any(settings.drafts) and settings.query_tokens not in ((), (1,)):
+        raise ConfigError("--drafts are verified behind one query token: leave out --query-tokens")
+    for rows, tokens, context, drafts in itertools.product(
+        settings.rows or (1,), settings.query_tokens or (1,), settings.context or (1024,), settings.drafts or (0,)
     ):
-        if rows < 1 or tokens < 1 or context < tokens:
+        if rows < 1 or tokens < 1 or context < tokens + drafts:
             raise ConfigError(f"{rows} rows of {tokens} query tokens and {context} tokens of context cannot be")
-        yield rows, tokens, context
+        if not 0 <= drafts <= _MOST_DRAFTS:
+            raise ConfigError(f"--drafts must be from 0 to {_MOST_DRAFTS}, not {drafts}")
+        yield rows, tokens, context, drafts
 
 
 def _model(settings: Settings) -> Model:
@@ -109,12 +117,12 @@ def _model(settings: Settings) -> Model:
     return find_model(None if settings.model is None else Path(settings.model), config)
 
 
-def _engine_config(settings: Settings, loads: list[tuple[int, int, int]]) -> EngineConfig:
+def _engine_config(settings: Settings, loads: list[_Load]) -> EngineConfig:
     """Room for the largest combination, and no more."""
-    longest = max(context for _, _, context in loads) + settings.steps + _WARM_UPS + 16
+    longest = max(context for _, _, context, _ in loads) + settings.steps + _WARM_UPS + 48
     return EngineConfig(
-        device=settings.device, dtype=settings.dtype, context=longest, max_seqs=max(rows for rows, _, _ in loads),
-        chunk_tokens=max(rows * tokens for rows, tokens, _ in loads), kv_dtype=settings.kv_dtype,
+        device=settings.device, dtype=settings.dtype, context=longest, max_seqs=max(rows for rows, _, _, _ in loads),
+        chunk_tokens=max(rows * tokens for rows, tokens, _, _ in loads), kv_dtype=settings.kv_dtype,
         state_dtype=settings.state_dtype, loop=settings.loop, graphs=settings.graphs, random_weights=settings.random_weights,
     )
 
@@ -141,26 +149,28 @@ def _ceilings(settings: Settings, device: Any, dtypes: Dtypes) -> Ceilings:
 
 def _measure(
     engine: MeasuredEngine, settings: Settings, model: Model, dtypes: Dtypes, ceilings: Ceilings,
-    load: tuple[int, int, int], console: Console,
+    load: _Load, console: Console,
 ) -> dict[str, Any]:
     from headrace.bench.floor import Load, step_work
 
-    rows, tokens, context = load
-    steps = engine.steps(rows, tokens, context, settings.steps)
+    rows, tokens, context, drafts = load
+    steps = engine.steps(rows, tokens, context, settings.steps, drafts)
+    tokens += drafts
     times = _times_s(steps, settings.steps)
     profiled = _profile(steps) if settings.profile else None
     steps.finish()
     weights = {name: p.numel() * p.element_size() for name, p in engine.runner.parameters().items()}
-    work = step_work(model.spec, dtypes, weights, Load(rows, tokens, context))
+    work = step_work(model.spec, dtypes, weights, Load(rows, tokens, context, 1 + drafts))
     step_s, floor_s = sum(times) / len(times), ceilings.floor_s(work)
     found: dict[str, Any] = {
-        "rows": rows, "query_tokens": tokens, "context": context, "step_ms": step_s * 1e3,
+        "rows": rows, "query_tokens": tokens, "drafts": drafts, "context": context, "step_ms": step_s * 1e3,
         "p50_ms": statistics.median(times) * 1e3, "p95_ms": sorted(times)[len(times) * 95 // 100] * 1e3,
         "tokens_per_s": rows * tokens / step_s, "bytes": work.bytes, "flops": work.flops, "floor_ms": floor_s * 1e3,
         "ratio": step_s / floor_s,
     }
+    kind = f"tokens, {drafts} of them drafts" if drafts else "tokens"
     console.print(
-        f"rows {rows:4} x {tokens} tokens, context {context}: {found['step_ms']:.3f} ms (p50 {found['p50_ms']:.3f}, p95 "
+        f"rows {rows:4} x {tokens} {kind}, context {context}: {found['step_ms']:.3f} ms (p50 {found['p50_ms']:.3f}, p95 "
         f"{found['p95_ms']:.3f}), {found['tokens_per_s']:.0f} tokens/s; floor {found['floor_ms']:.3f} ms, "
         f"{found['ratio']:.2f} x"
     )
