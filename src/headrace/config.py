@@ -36,7 +36,8 @@ class EngineConfig:
         metavar="N"
     )
     chunk_tokens: int = setting(
-        1024, "Most prompt tokens computed in one step; longer prompts are cut into chunks.", metavar="N"
+        1024, "Most prompt tokens computed in one step; longer prompts are cut into chunks. Tokens of sequences that decode "
+        "count too, up to half of them.", metavar="N"
     )
     page_tokens: int = setting(16, "Tokens in a KV page.", metavar="N")
     kv_dtype: str = setting(

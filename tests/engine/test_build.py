@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,15 @@ from tests.support.tiny import make_tiny_checkpoint
 from headrace import LLM, SamplingParams
 from headrace.config import EngineConfig
 from headrace.engine import build
+from headrace.engine.core import EngineCore
+from headrace.engine.model_source import find_model
 from headrace.engine.process import EngineProcess
 from headrace.engine.requests import build_requests
 from headrace.errors import CheckpointError, ConfigError
+from headrace.hardware import detect
+from headrace.plan.budget import make_budget
+from headrace.plan.dtypes import resolve_dtypes
+from headrace.scheduler.scheduler import Scheduler
 
 CONFIG = EngineConfig(device="cpu", dtype="float64", context=256, max_seqs=3, chunk_tokens=32, page_tokens=8)
 
@@ -49,6 +56,19 @@ async def test_a_process_of_its_own_gives_the_same_tokens(checkpoint: Path):
         assert [tuple([t async for event in stream for t in event.tokens]) for stream in streams] == expected
     finally:
         await engine.close()
+
+
+@pytest.mark.parametrize("context", [2, 3, 4, 40, 256])
+def test_a_first_request_fits_and_leaves_nothing(checkpoint: Path, context: int):
+    config = replace(CONFIG, context=context)
+    built = build.load_engine(checkpoint, config, None)
+    model = find_model(checkpoint, config)
+    hardware = detect("cpu")
+    budget = make_budget(model.spec, model.weight_map, hardware, config, resolve_dtypes(config, hardware, "bfloat16"))
+    scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
+    build._serve_one(EngineCore(scheduler, built.runner), budget, config)
+    stats = scheduler.stats()
+    assert (stats.kv_pages_used, stats.slots_used, stats.generation_tokens_total) == (0, 0, min(3, context - 1))
 
 
 @pytest.mark.parametrize(

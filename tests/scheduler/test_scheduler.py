@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -201,18 +202,21 @@ def test_drafts_are_committed_together_and_left_out_for_want_of_pages() -> None:
     assert outputs == dict.fromkeys(outputs, expected_output(request)[:9]) and scheduler.stats().preemptions_total == 0
 
 
-def test_one_plan_has_decoding_rows_beside_a_prompts_chunk() -> None:
-    layout = CacheLayout((FULL,), 4, (40,), 4)
+@pytest.mark.parametrize(("decoding", "prompt"), [(1, 5), (2, 4), (3, 3), (5, 3)])
+def test_one_plan_has_decoding_rows_beside_a_prompts_chunk(decoding: int, prompt: int) -> None:
+    """Together as many as a chunk, but a prompt's half is sure."""
+    layout = CacheLayout((FULL,), 4, (60,), 6)
     scheduler, device = Scheduler(layout, chunk_tokens=6), FakeDevice(layout)
-    scheduler.add(make_request("short", (5, 6), 20))
+    for number in range(decoding):
+        scheduler.add(make_request(f"short {number}", (5,), 20))
     first = scheduler.plan()
-    assert first is not None and first.rows[0].samples
+    assert first is not None and all(row.samples for row in first.rows) and len(first.rows) == decoding
     scheduler.commit(device.run(first))
     scheduler.add(make_request("long", tuple(range(4, 24)), 5))
     mixed = scheduler.plan()
     assert mixed is not None
-    assert [len(row.tokens) for row in mixed.rows] == [0, 6]
-    assert [row.samples for row in mixed.rows] == [True, False]
+    assert [len(row.tokens) for row in mixed.rows] == [0] * decoding + [prompt]
+    assert [row.samples for row in mixed.rows] == [True] * decoding + [False]
 
 
 def test_cancel_frees_everything_before_the_next_plan() -> None:

@@ -21,12 +21,13 @@ from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
-from headrace.types import EngineInfo
+from headrace.types import EngineInfo, Request, SamplingParams
 
 if TYPE_CHECKING:
     from headrace.runner.runner import Runner
 
 Progress = Callable[[int, int], None]
+_FIRST_ANSWER_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,21 @@ def _build_core(
         more_bytes = torch.cuda.memory_allocated() - others_bytes - start.taken["weights"]
         start.taken |= _cache_and_graphs(budget, model.spec.vocab_size, more_bytes, runner)
     start.lap("cache and graphs")
+    if start.taken:
+        alone = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
+        _serve_one(EngineCore(alone, runner, depth=execution.depth), budget, config)
+        start.lap("a first request")
     scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens, drafter=drafter)
     return EngineCore(scheduler, runner, depth=execution.depth), runner
+
+
+def _serve_one(core: EngineCore, budget: Budget, config: EngineConfig) -> None:
+    """A request through everything that a user's first one would be the first to use. Its slot and pages are free again."""
+    tokens = min(config.chunk_tokens, budget.context - _FIRST_ANSWER_TOKENS)
+    params = SamplingParams(top_k=20, top_p=0.95)
+    core.add(Request("first", (0,) * max(1, tokens), params, seed=0, max_tokens=min(_FIRST_ANSWER_TOKENS, budget.context - 1)))
+    while core.has_work:
+        core.step()
 
 
 def _cache_and_graphs(budget: Budget, vocab_size: int, allocated_bytes: int, runner: Runner) -> dict[str, int]:

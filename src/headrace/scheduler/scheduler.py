@@ -42,8 +42,9 @@ class _Step:
 class Scheduler:
     """Continuous batching with chunked prefill over a fixed cache.
 
-    A step computes one token of every decoding sequence, with the drafts that a drafter proposes behind it, and at most
-    `chunk_tokens` of prompts, oldest first. When pages run out the youngest running sequence gives up its own and is computed
+    A step computes one token of every decoding sequence, with the drafts that a drafter proposes behind it, and prompts, oldest
+    first, in what that leaves of `chunk_tokens`, but in half of them at least: kernels take chunk_tokens in whole tiles, and a
+    few more would cost another row of tiles. When pages run out the youngest running sequence gives up its own and is computed
     again later; drafts alone are left out for want of pages.
     """
 
@@ -114,6 +115,7 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a commit or a new request."""
         step = _Step(self._chunk_tokens, [], [], [])
         prompts = self._plan_decoding(step)
+        step.prompt_tokens_left -= min(sum(1 + len(row.drafts) for row in step.rows), self._chunk_tokens // 2)
         for sequence in prompts:
             if step.prompt_tokens_left > 0 and sequence.id in self._running:
                 self._plan_chunk(step, sequence)
