@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from headrace.kernels.sample.ranking import _by_packed_keys, _by_topk, ranked
+from headrace.kernels.sample.ranking import GPU_BLOCK_ELEMENTS, _by_packed_keys, _by_topk, ranked, ranked_in_blocks
+from headrace.plan.budget import RANKED_BYTES, RANKED_LOGITS
 
 
 def _sorted(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,9 +52,24 @@ def test_equal_logits_across_the_boundary_take_the_lowest_ids() -> None:
     assert values[1].tolist() == [1.0, 0, 0, 0, 0]
 
 
+def test_the_budget_knows_the_blocks() -> None:
+    assert RANKED_LOGITS == GPU_BLOCK_ELEMENTS
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("k", [1, 20, 900])
 def test_a_gpu_has_the_same_order(k: int, dtype: torch.dtype) -> None:
     logits = _logits(0.25, dtype)
     assert ranked(logits.cuda(), k)[1].tolist() == _sorted(logits, k)[1].tolist()
+
+
+@pytest.mark.gpu
+def test_blocks_of_rows_on_a_gpu_take_what_is_planned_for_them() -> None:
+    logits = torch.randn(100, 200_000, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    values, tokens = ranked_in_blocks(logits, 20)
+    assert torch.cuda.max_memory_allocated() - held <= GPU_BLOCK_ELEMENTS * RANKED_BYTES
+    expected = torch.sort(logits, dim=-1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, :20]) and torch.equal(tokens, expected.indices[:, :20])

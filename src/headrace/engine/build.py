@@ -106,7 +106,8 @@ def _build_core(
     )
     if start.taken:
         more_bytes = torch.cuda.memory_allocated() - others_bytes - start.taken["weights"]
-        start.taken |= _cache_and_graphs(budget, model.spec.vocab_size, more_bytes, runner)
+        graphs = runner.graph_bytes
+        start.taken |= {"cache": more_bytes} | ({"graphs": graphs["graphs_device"]} if graphs else {})
     start.lap("cache and graphs")
     if start.taken:
         alone = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
@@ -123,13 +124,6 @@ def _serve_one(core: EngineCore, budget: Budget, config: EngineConfig) -> None:
     core.add(Request("first", (0,) * max(1, tokens), params, seed=0, max_tokens=min(_FIRST_ANSWER_TOKENS, budget.context - 1)))
     while core.has_work:
         core.step()
-
-
-def _cache_and_graphs(budget: Budget, vocab_size: int, allocated_bytes: int, runner: Runner) -> dict[str, int]:
-    """allocated_bytes: by the runner, of which the graphs' logits are theirs."""
-    graphs = runner.graph_bytes
-    taken = {"cache": allocated_bytes - (4 * budget.max_seqs * vocab_size if graphs else 0)}
-    return taken | {"graphs": graphs["graphs_device"]} if graphs else taken
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -24,7 +24,12 @@ LOW_BIT_WORKSPACE_BYTES = 2 * 64 * 2**20
 _MOST_DEPTH = 2
 """Uncommitted plans that the loop holds at most, see plan.execution."""
 LOGIT_ROWS = 256
-"""Rows of logits computed at once, in sampling and in prompt log-probabilities."""
+"""Rows of logits computed at once at most where drafts are verified."""
+SCORED_ROWS = 64
+"""The same where prompts' log-probabilities are."""
+RANKED_LOGITS = 2**22
+RANKED_BYTES = 64
+"""On a GPU, logits that kernels.sample ranks at once, where draws or log-probabilities need it, and bytes of each meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,14 @@ def make_budget(
     check_settings(spec, config)
     graphs = resolve_execution(config, hardware, dtypes.compute).graphs
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
-    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, graphs=graphs)
+    gpu = hardware.kind == "cuda"
+    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, gpu=gpu, graphs=graphs)
     cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed), drafts)
     notes = [f"cache: {cache_bytes:,} bytes, {why}"]
     state_bytes = state_bytes_per_sequence(spec, dtypes)
     if config.max_seqs is None and seqs * state_bytes > cache_bytes // 2:
         seqs = max(1, cache_bytes // 2 // state_bytes)
-        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, graphs=graphs)
+        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, gpu=gpu, graphs=graphs)
         notes.append(f"max-seqs: {seqs}, so that states take at most half of the cache ({state_bytes:,} bytes each)")
     layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, padding=graphs or drafts > 0)
     context, note = _context(spec, config, layout, cache_bytes)
@@ -124,16 +130,20 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
 
 
 def _fixed_lines(
-    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, *, graphs: bool
+    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, *, gpu: bool,
+    graphs: bool,
 ) -> tuple[BudgetLine, ...]:
     tokens, slots = config.chunk_tokens + seqs * (1 + drafts), seqs + (graphs or drafts > 0)
     width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
-    activations = tokens * (width + 4 * spec.hidden) * max(4, itemsize(dtypes.compute))
-    logits = 3 * max(seqs, LOGIT_ROWS) * spec.vocab_size * max(4, itemsize(dtypes.compute))
+    narrow, wide = itemsize(dtypes.compute), max(4, itemsize(dtypes.compute))
+    activations = tokens * (width + 4 * spec.hidden) * (narrow if gpu else wide)
+    rows = max(seqs, SCORED_ROWS, LOGIT_ROWS if drafts else 0)
+    logits = rows * spec.vocab_size
+    logits = logits * (narrow + wide) + min(logits, RANKED_LOGITS) * RANKED_BYTES if gpu else 3 * logits * wide
     lines = [
         BudgetLine("weights", weight_bytes(weights, dtypes.compute), f"{len(weights.weights)} tensors in {dtypes.compute}"),
         BudgetLine("sampler", sampler_bytes(slots, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
-        BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {max(seqs, LOGIT_ROWS)} rows of logits"),
+        BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {rows} rows of logits"),
     ]
     if any(weight.dtype in ("int32", "int8") for weight in weights.weights):
         why = "pieces of packed weights decoded for many rows, and sums of parts"

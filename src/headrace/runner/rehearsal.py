@@ -11,7 +11,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.kernels.ahead import compiling_ahead
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
-from headrace.plan.budget import LOGIT_ROWS
+from headrace.plan.budget import SCORED_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.runner.batch import Packer
@@ -62,7 +62,7 @@ def rehearse(
             step(outline, tokens)
     held_bytes = _held_bytes(device)
     for parts in _PROMPTS_RUN:
-        hidden = step(decoder, (-(-chunk_tokens // parts),))[:LOGIT_ROWS]
+        hidden = step(decoder, (-(-chunk_tokens // parts),))[:SCORED_ROWS]
         sampler.score(decoder.logits(hidden), torch.zeros(len(hidden), dtype=torch.int64, device=device), _ALTERNATIVES)
     return torch.cuda.max_memory_allocated(device) - held_bytes if device.type == "cuda" else 0
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
-from headrace.plan.budget import LOGIT_ROWS
+from headrace.plan.budget import SCORED_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.runner.batch import Packer, SampledRows
@@ -211,8 +211,8 @@ class Runner:
     def _score(self, hidden: Tensor, followers: tuple[int, ...], alternatives: int) -> PromptScores:
         """Log-probability of followers[i] given hidden[i], a bounded number of logit rows at a time."""
         parts = []
-        for first in range(0, len(followers), LOGIT_ROWS):
-            logits = self._decoder.logits(hidden[first : first + LOGIT_ROWS])
-            next_tokens = torch.tensor(followers[first : first + LOGIT_ROWS]).to(self._device, non_blocking=True)
+        for first in range(0, len(followers), SCORED_ROWS):
+            logits = self._decoder.logits(hidden[first : first + SCORED_ROWS])
+            next_tokens = torch.tensor(followers[first : first + SCORED_ROWS]).to(self._device, non_blocking=True)
             parts.append(self._sampler.score(logits, next_tokens, alternatives))
         return PromptScores(tuple(parts))

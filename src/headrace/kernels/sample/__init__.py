@@ -27,6 +27,7 @@ from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.sample.adjust import adjust_
 from headrace.kernels.sample.draw import draw_greedy, draw_head, draw_nucleus, draw_whole
 from headrace.kernels.sample.logprobs import LOWEST_LOGPROB, top_logprobs
+from headrace.kernels.sample.ranking import gpu_block_rows
 from headrace.kernels.sample.slots import Features, RowParams, SlotState
 
 __all__ = [
@@ -37,7 +38,6 @@ DEVICE_TOP_K = 64
 """The largest top_k that `draw_on_device` combines with top_p."""
 
 _CPU_CACHE_ELEMENTS = 2**16
-_GPU_BLOCK_ELEMENTS = 2**23
 
 Draw = Callable[[Tensor, RowParams, Tensor], Tensor]
 
@@ -148,7 +148,7 @@ def _draw_of(way: str, top_k: int) -> Draw:
 def _block_rows(way: str, logits: Tensor) -> int:
     """Rows handled at once: so many that a GPU's temporaries stay bounded, and whole rows stay in a CPU's cache."""
     if logits.is_cuda:
-        return max(1, _GPU_BLOCK_ELEMENTS // logits.shape[-1])
+        return gpu_block_rows(logits.shape[-1])
     return max(1, _CPU_CACHE_ELEMENTS // logits.shape[-1]) if way in ("adjust", "whole") else logits.shape[0]
 
 

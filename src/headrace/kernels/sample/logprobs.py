@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.kernels.sample.ranking import ranked
+from headrace.kernels.sample.ranking import ranked_in_blocks
 
 LOWEST_LOGPROB = -9999.0
 """Reported for anything less likely, impossible tokens included: JSON has no -inf and no NaN."""
@@ -21,7 +21,7 @@ def top_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor
     chosen = logits.gather(1, tokens[:, None])
     if k == 0:
         return _finite(chosen - normaliser)[:, 0], logits[:, :0], tokens[:, None][:, :0]
-    values, ids = ranked(logits, k)
+    values, ids = ranked_in_blocks(logits, k)
     return _finite(chosen - normaliser)[:, 0], _finite(values - normaliser), ids
 
 

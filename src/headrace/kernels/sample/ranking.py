@@ -8,6 +8,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+GPU_BLOCK_ELEMENTS = 2**22
+"""Logits that are ranked at once on a GPU at most, which bounds the temporaries: some 64 bytes each."""
+
+
+def ranked_in_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `ranked`, with bounded temporaries on a GPU."""
+    blocks = torch.split(logits, gpu_block_rows(logits.shape[-1])) if logits.is_cuda else (logits,)
+    values, tokens = zip(*(ranked(block, k) for block in blocks), strict=True)
+    return torch.cat(values), torch.cat(tokens)
+
+
+def gpu_block_rows(vocab: int) -> int:
+    return max(1, GPU_BLOCK_ELEMENTS // vocab)
+
 
 def ranked(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values and token ids [R, min(k, V)] of the first k tokens of each row of logits [R, V], in order.
@@ -43,9 +57,9 @@ def _by_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _by_packed_keys(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """float32 logits and token ids packed into int64 keys, all different, which sort as the pairs do."""
     bits = (logits + 0.0).view(torch.int32)  # + 0.0: -0.0 equals 0.0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats count backwards
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # negative floats count backwards
     last = logits.shape[-1] - 1
     backwards = torch.arange(last, -1, -1, device=logits.device)
-    keys = torch.topk((ordered.long() << 32) + backwards, k, dim=-1).values
+    keys = torch.topk(bits.long().bitwise_left_shift_(32).add_(backwards), k, dim=-1).values
     tokens = last - (keys & 0xFFFFFFFF)
     return logits.gather(1, tokens), tokens
