@@ -8,5 +8,5 @@ shift
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 exec compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 86 \
   "${PYTHON:-python3}" -m pytest -m gpu -q -p no:cacheprovider tests/kernels \
-  -k '(bfloat16 and (test_compiled or test_cases_on_a_gpu) and (mixed or odd or uneven or int8 or residual or several or tiled))
-      or (counts_what_it_draws and V1023)' "$@"
+  -k "(bfloat16 and (test_compiled or test_cases_on_a_gpu) and (mixed or odd or uneven or int8 or residual or several or tiled)) \
+or (counts_what_it_draws and V1023)" "$@"
