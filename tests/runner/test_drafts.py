@@ -18,7 +18,6 @@ from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
-from headrace.runner.verify import emitted_tokens
 from headrace.scheduler.drafter import Drafter
 from headrace.types import (
     Admission,
@@ -193,11 +192,3 @@ def test_rows_of_known_tokens_behind_accepted_drafts(hybrid: Path) -> None:
         seen.add((min(sure, 17), right > 0))
         at, step = at + sure + right, step + 1
     assert {(17, False), (1, True), (1, False)} <= seen
-
-
-def test_the_leading_drafts_that_were_drawn_are_accepted() -> None:
-    tokens = torch.tensor([[4, 4, 4, 4, 4], [5, 5, 5, 5, 5], [6, 6, 6, 6, 6]])
-    drafts = torch.tensor([[4, 4, 9, 4, 4], [5, 9, 5, 5, 5]])
-    counts, ended = torch.tensor([2, 2, 2, 1, 2]), torch.zeros(3, 5, dtype=torch.bool)
-    ended[1, 4] = True
-    assert emitted_tokens(tokens, drafts, counts, ended).tolist() == [3, 2, 1, 2, 2]

@@ -93,8 +93,8 @@ def test_a_replay_of_drafts_has_the_bits_of_the_eager_step(dtype: str, together:
     runner.fill_cache(seed=1)
     drafting, width = runner._drafting, CONTEXT // PAGE_TOKENS
     runner._sampler.next_tokens.copy_(torch.arange(SLOTS + 1) * 7)
-    drafting.progress.positions[:SLOTS] = torch.tensor([0, 15, 16, 300, 490, 1, 77, 31, 32, 256, 255, 503], device="cuda")
-    drafting.progress.ends[:SLOTS] = CONTEXT - 1
+    drafting.slots.positions[:SLOTS] = torch.tensor([0, 15, 16, 300, 490, 1, 77, 31, 32, 256, 255, 503], device="cuda")
+    drafting.slots.ends[:SLOTS] = CONTEXT - 1
     tables = runner._tables.entries[0]
     tables[:SLOTS, :width] = torch.arange(SLOTS * width, device="cuda").view(SLOTS, width)
     generator = torch.Generator().manual_seed(5)
@@ -128,8 +128,8 @@ def run_drafts(
         (graph._together if together else graph._in_turn).replay()
         hidden, drawn = graph._computed[1], graph._drawn_together if together else graph._drawn_in_turn
     else:
-        step, hidden = graph._compute()
-        drawn = graph._finish(step, hidden, together)
+        runs, hidden = graph._compute()
+        drawn = graph._finish(runs, hidden, together=together)
     found = hidden[: count * graph.width].clone(), drawn.tokens[:, :count].clone(), drawn.emitted[:count].clone()
     after = [tensor[:-1].clone() for tensor in kept]
     for tensor, was in zip(kept, before, strict=True):
@@ -139,11 +139,11 @@ def run_drafts(
 
 def kept_of(runner: Any) -> list[Tensor]:
     """All that is kept by page or slot; the last of each is padding."""
-    pools, progress, sampler = runner._pools, runner._drafting.progress, runner._sampler
+    pools, slots = runner._pools, runner._drafting.slots
     kinds = (pools.keys, pools.values, pools.states, pools.conv_tails)
     rings = [x for ring in pools.rings if ring is not None for x in (ring.keys, ring.deltas, ring.decays, ring.inputs)]
-    return [*(pool for kind in kinds for pool in kind if pool is not None), *rings, pools.pending, pools.parity,
-            progress.positions, progress.frozen, sampler.next_tokens, sampler.state.integers]
+    return [*(pool for kind in kinds for pool in kind if pool is not None), *rings, slots.pending, slots.parity,
+            slots.positions, slots.frozen, slots.next_tokens, slots.integers]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -14,7 +14,8 @@ from headrace.plan.budget import make_budget
 from headrace.plan.draft_memory import ring_bytes
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.runner.pools import allocate_pools
-from headrace.runner.progress import Progress
+from headrace.runner.progress import draft_slots
+from headrace.runner.sampler import Sampler
 
 ATTENTION = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16))
 MIXERS = (ATTENTION, GatedDeltaSpec(2, 4, 8, 8, 4), replace(ATTENTION, window=32), replace(ATTENTION, kv_heads=1, head_dim=24))
@@ -43,11 +44,11 @@ def test_drafts_take_the_budget_s_bytes(dtype: str) -> None:
     dtypes = resolve_dtypes(config, CPU, "float32")
     budget = make_budget(MODEL, WeightMap(()), CPU, config, dtypes, 5)
     pools = allocate_pools(MODEL, budget.layout, dtypes, torch.device("cpu"))
-    progress = Progress(budget.layout, torch.device("cpu"))
+    sampler = Sampler(budget.layout.pool_slots, MODEL.vocab_size, torch.device("cpu"), torch.float32)
+    slots = draft_slots(pools, sampler, torch.device("cpu"))
     (ring,) = (ring for ring in pools.rings if ring is not None)
-    assert pools.pending is not None and pools.parity is not None
-    held = [ring.keys, ring.deltas, ring.decays, ring.inputs, pools.pending, pools.parity,
-            progress.positions, progress.ends, progress.frozen]
+    held = [ring.keys, ring.deltas, ring.decays, ring.inputs, slots.pending, slots.parity, slots.positions, slots.ends,
+            slots.frozen]
     lines = {line.name: line.bytes for line in budget.lines}
     assert sum(tensor.nbytes for tensor in held) == lines["drafts"]
     assert ring.keys.shape == (4, 2, 5, 2, 8) and ring.keys.itemsize == (2 if dtype.endswith("16") else ring.inputs.itemsize)

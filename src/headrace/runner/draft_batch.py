@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.kernels.accept_drafts import DraftSlots
 from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.layers.batch import Batch, Deferred
 from headrace.runner.page_tables import PageTables
-from headrace.runner.progress import Progress
 from headrace.runner.upload import Upload
 from headrace.types import Row
 
@@ -42,12 +42,12 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """A batch, the runs to be drawn behind it, and how its rows move on: certain tokens [R] int64; runs_at [S], runs' rows."""
+    """A batch, and the runs to be drawn behind it. others: the rows that sample nothing; certain [R] int64: tokens."""
 
     batch: Batch
     runs: Runs | None
     certain: Tensor
-    runs_at: Tensor
+    others: Tensor | None = None
 
 
 def tokens_of(row: Row) -> int:
@@ -66,19 +66,19 @@ def upload_words(max_tokens: int, slots: int, pages: int) -> int:
     Each token has its id, row and place in it; a row its slot, offset, certain tokens and length, and if it samples its place
     among the rows, its last certain token, its draft count and whether its first token is on the device.
     """
-    return 3 * max_tokens + 8 * min(max_tokens, slots) + 2 * pages + 8
+    return 3 * max_tokens + 9 * min(max_tokens, slots) + 2 * pages + 8
 
 
 class DraftPacker:
     """Packs steps of at most max_tokens tokens; the batches' tensors are views of one buffer, valid until the next `pack`."""
 
-    def __init__(self, tables: PageTables, progress: Progress, max_tokens: int, pages: int, device: torch.device) -> None:
-        self._tables, self._progress = tables, progress
+    def __init__(self, tables: PageTables, slots: DraftSlots, max_tokens: int, pages: int, device: torch.device) -> None:
+        self._tables, self._slots = tables, slots
         self._upload = Upload(upload_words(max_tokens, tables.slots, pages), device)
 
-    def pack(self, rows: tuple[Row, ...], next_tokens: Tensor, *, deferred: bool, folds: bool = False) -> DraftStep:
-        """The batch of `rows`, which are `short_first`. next_tokens [slots]: the next inputs, for rows without tokens."""
-        upload, progress = self._upload, self._progress
+    def pack(self, rows: tuple[Row, ...], *, deferred: bool, folds: bool = False) -> DraftStep:
+        """The batch of `rows`, which are `short_first`. deferred, folds: see `layers.batch.Deferred`."""
+        upload, kept = self._upload, self._slots
         upload.begin()
         sure, counts = (np.array([f(row) for row in rows]) for f in (lambda row: len(row.tokens) or 1, tokens_of))
         offsets = np.concatenate(([0], counts.cumsum()))
@@ -89,6 +89,7 @@ class DraftPacker:
         row_counts, row_offsets = upload.add(counts), upload.add(offsets, torch.int32)
         carried = upload.add([i for i, row in enumerate(rows) if not row.tokens])
         sampled = [i for i, row in enumerate(rows) if row.samples]
+        others = upload.add([i for i, row in enumerate(rows) if not row.samples])
         runs_at, last = upload.add(sampled), upload.add((offsets[:-1] + sure - 1)[sampled])
         drafted = upload.add((counts - sure)[sampled])
         updates = [upload.add(part) for part in self._tables.places((r.slot, u) for r in rows for u in r.page_updates)]
@@ -97,12 +98,14 @@ class DraftPacker:
         at = upload.tensor
         if updates[0].count:
             self._tables.apply(at(updates[0]), at(updates[1]))
-        where = progress.live(at(slots))
-        starts = progress.positions[where]
+        where = torch.where(kept.frozen[at(slots)], self._tables.padding_slot, at(slots))
+        starts, of_token = kept.positions[where], where[at(owner)]
         positions = starts[at(owner)] + at(within)
+        # Behind the sequence's end nobody has taken a page.
+        written_to = torch.where(positions < kept.ends[of_token], of_token, self._tables.padding_slot)
         tokens = at(known)
         if carried.count:
-            tokens.index_copy_(0, at(row_offsets).long()[at(carried)], next_tokens[where[at(carried)]])
+            tokens.index_copy_(0, at(row_offsets).long()[at(carried)], kept.next_tokens[where[at(carried)]])
         batch = Batch(
             tokens=tokens,
             positions=positions,
@@ -110,7 +113,7 @@ class DraftPacker:
             slots=where,
             lengths=(starts + at(row_counts)).int(),
             page_tables=tuple(table[where] for table in self._tables.entries),
-            write_at=self._tables.write_at(progress.places(where[at(owner)], positions), positions),
+            write_at=self._tables.write_at(written_to, positions),
             host_row_tokens=tuple(counts.tolist()),
             deferred=_deferred(at(certain), counts, folds) if deferred else None,
         )
@@ -121,7 +124,7 @@ class DraftPacker:
             picked = at(runs_at)
             first = starts[picked] + at(certain)[picked]
             runs = runs_of(tokens, names, at(slots)[picked], where[picked], first, at(last), at(drafted), width)
-        return DraftStep(batch, runs, at(certain), at(runs_at))
+        return DraftStep(batch, runs, at(certain), at(others) if others.count else None)
 
 
 def runs_of(

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.kernels.accept_drafts import DraftSlots
+from headrace.kernels.row_positions import row_positions
 from headrace.kernels.slot_lookup import slot_lookup
 from headrace.layers.batch import Batch, Deferred, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import bucket_of
-from headrace.runner.draft_batch import DraftStep, Runs, runs_of
+from headrace.runner.draft_batch import Runs
 from headrace.runner.graphs import memory_left
 from headrace.runner.page_tables import PageTables
-from headrace.runner.progress import Progress
 from headrace.runner.sampler import Sampler
 from headrace.runner.upload import Span, Upload
 from headrace.runner.verify import DrawnRuns, Verifier
@@ -37,14 +38,15 @@ class DraftInputs:
 
 @dataclass(frozen=True, slots=True)
 class DraftCaptured:
-    """What graphs read and write. verifier: draws from logits in the model's type. One memory pool serves all graphs."""
+    """What graphs read and write. captured: draws from logits in the model's type. One memory pool serves all graphs."""
 
     decoder: Decoder
     pools: Pools
     tables: PageTables
-    progress: Progress
+    slots: DraftSlots
     sampler: Sampler
-    verifier: Verifier
+    captured: Verifier
+    eager: Verifier
     memory: Any  # torch's handle of the pool
 
 
@@ -62,10 +64,10 @@ class DraftGraph:
         self.most_updates = size * updates_of(over.tables, width)
         device = over.sampler.device
         self._upload = Upload(size * (1 + width) + 2 * self.most_updates, device)
-        self._place = torch.arange(width, device=device)
-        self._rows = torch.arange(size, device=device)
         self._row_offsets = torch.arange(0, size * width + 1, width, dtype=torch.int32, device=device)
-        self._certain = torch.ones(size, dtype=torch.int64, device=device)
+        self._hidden_at = torch.arange(size * width, device=device).view(size, width).T  # [width, size]
+        certain = torch.ones(size, dtype=torch.int32, device=device)
+        self._deferred = Deferred(certain, size, size * width) if width > 1 else None
         self._nowhere = over.tables.entries[:, over.tables.padding_slot, :1] * over.tables.page_tokens  # [G, 1]
         self._inputs = self._write(())
         self._upload.send()
@@ -75,9 +77,9 @@ class DraftGraph:
     def warm_up(self) -> None:
         """Run all that will be captured: kernels are compiled and libraries allocate, which a capture does not allow."""
         for _ in range(_WARM_UPS):
-            step, hidden = self._compute()
+            runs, hidden = self._compute()
             for together in (False, True)[: self.width]:
-                self._finish(step, hidden, together)
+                self._finish(runs, hidden, together=together)
 
     def capture(self) -> None:
         """After this the step can be replayed."""
@@ -97,8 +99,8 @@ class DraftGraph:
         self._step.replay()
         slots, sampler = tuple(row.slot for row in rows), self._over.sampler
         if not sampler.draws_on_device(slots) or sampler.reports(slots):
-            step, hidden = self._computed
-            return self._over.verifier.finish_runs(step, _first(step, slots), self._rows[: len(rows)], hidden)
+            runs, hidden = self._computed
+            return self._over.eager.draw(_first(runs, slots), hidden, deferred=self.width > 1)
         if self._together is not None and sampler.independent(slots):
             self._together.replay()
             drawn = self._drawn_together
@@ -122,43 +124,37 @@ class DraftGraph:
             pages=upload.add(pages + [self._tables.padding_page] * idle),
         )
 
-    def _compute(self) -> tuple[DraftStep, Tensor]:
-        """The step, and the hidden states [size * width, hidden] of its tokens."""
-        step = self._batch()
-        return step, self._over.decoder(step.batch, self._over.pools)
+    def _compute(self) -> tuple[Runs, Tensor]:
+        """The rows' runs, and the hidden states [size * width, hidden] of their tokens."""
+        batch, runs = self._batch()
+        return runs, self._over.decoder(batch, self._over.pools)
 
-    def _finish(self, step: DraftStep, hidden: Tensor, together: bool) -> DrawnRuns:
-        verifier = self._over.verifier
-        assert step.runs is not None
-        drawn = (verifier.draw_together if together else verifier.draw_in_turn)(step.runs, hidden)
-        verifier.settle(step, drawn.emitted - 1)
-        return drawn
+    def _finish(self, runs: Runs, hidden: Tensor, *, together: bool) -> DrawnRuns:
+        verifier = self._over.captured
+        return (verifier.draw_together if together else verifier.draw_in_turn)(runs, hidden, deferred=self.width > 1)
 
-    def _batch(self) -> DraftStep:
-        at, inputs, tables, progress = self._upload.tensor, self._inputs, self._tables, self._over.progress
+    def _batch(self) -> tuple[Batch, Runs]:
+        at, inputs, tables, kept = self._upload.tensor, self._inputs, self._tables, self._over.slots
         slots, counts = at(inputs.slots), at(inputs.counts)
-        where = progress.live(slots)
-        starts = progress.positions[where]
-        positions = starts[:, None] + self._place  # [size, width]
-        newest, found, places = slot_lookup(
-            tables.entries, at(inputs.updated), at(inputs.pages), self._over.sampler.next_tokens, where, positions.flatten(),
-            tables.page_tokens,
+        where, positions, lengths, first, written = row_positions(
+            slots, counts, kept.positions, kept.ends, kept.frozen, self.width
         )
-        written = (self._place <= counts[:, None]) & (positions < progress.ends[where][:, None])
-        tokens = torch.cat([newest[:, None], at(inputs.drafts).view(self.size, -1)], 1).flatten()
+        newest, found, places = slot_lookup(
+            tables.entries, at(inputs.updated), at(inputs.pages), kept.next_tokens, where, positions, tables.page_tokens
+        )
+        drafts = at(inputs.drafts).view(self.size, -1)
         batch = Batch(
-            tokens=tokens,
-            positions=positions.flatten(),
+            tokens=torch.cat([newest[:, None], drafts], 1).flatten(),
+            positions=positions,
             row_offsets=self._row_offsets,
             slots=where,
-            lengths=(starts + self.width).int(),
+            lengths=lengths,
             page_tables=found.unbind(),
-            write_at=torch.where(written.flatten(), places, self._nowhere).unbind(),
+            write_at=torch.where(written, places, self._nowhere).unbind(),
             host_row_tokens=(self.width,) * self.size,
-            deferred=Deferred(self._certain.int(), self.size, self.size * self.width) if self.width > 1 else None,
+            deferred=self._deferred,
         )
-        runs = runs_of(tokens, (), slots, where, starts + 1, self._rows * self.width, counts, self.width)
-        return DraftStep(batch, runs, self._certain, self._rows)
+        return batch, Runs((), slots, where, first, drafts.T, counts, self._hidden_at)
 
 
 class DraftGraphs:
@@ -195,10 +191,9 @@ def updates_of(tables: PageTables, width: int) -> int:
     return len(tables.entries) * -(-width // tables.page_tokens)
 
 
-def _first(step: DraftStep, names: tuple[int, ...]) -> Runs:
-    """The runs of a step's first rows, by name."""
-    runs, count = step.runs, len(names)
-    assert runs is not None
+def _first(runs: Runs, names: tuple[int, ...]) -> Runs:
+    """Those of a step's first rows, by name."""
+    count = len(names)
     return replace(
         runs, slots=names, named=runs.named[:count], where=runs.where[:count], positions=runs.positions[:count],
         drafts=runs.drafts[:, :count], counts=runs.counts[:count], hidden_at=runs.hidden_at[:, :count],

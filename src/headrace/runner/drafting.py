@@ -13,7 +13,7 @@ from headrace.models.decoder import Decoder
 from headrace.runner.draft_batch import DraftPacker
 from headrace.runner.draft_graphs import DraftCaptured, DraftGraphs
 from headrace.runner.page_tables import PageTables
-from headrace.runner.progress import Progress
+from headrace.runner.progress import begin, draft_slots
 from headrace.runner.sampler import Sampler
 from headrace.runner.verify import DrawnRuns, Verifier
 from headrace.types import Admission, Row
@@ -32,21 +32,22 @@ class Drafting:
         self._decoder, self._pools, self._tables, self._sampler = decoder, pools, tables, sampler
         self._drafts = layout.drafts
         self.graphs: DraftGraphs | None = None
-        self.progress = Progress(layout, device)
-        self.verifier = Verifier(decoder.logits, sampler, self.progress, pools)
-        self._packer = DraftPacker(tables, self.progress, most_tokens, sum(layout.pages), device)
+        self.slots = draft_slots(pools, sampler, device)
+        self._verifier = Verifier(decoder.logits, sampler, self.slots)
+        self._packer = DraftPacker(tables, self.slots, most_tokens, sum(layout.pages), device)
         self._pends = [False] * layout.slots  # whether drafts of the slot's last row may have been accepted
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        self.progress.admit(admissions)
+        begin(self.slots, admissions)
         for admission in admissions:
             self._pends[admission.slot] = False
 
     def capture(self, sizes: tuple[int, ...]) -> None:
         """Capture steps of so many rows as graphs."""
-        verifier = Verifier(self._decoder.scores, self._sampler, self.progress, self._pools)
+        captured = Verifier(self._decoder.scores, self._sampler, self.slots)
         self.graphs = DraftGraphs(sizes, self._drafts, DraftCaptured(
-            self._decoder, self._pools, self._tables, self.progress, self._sampler, verifier, torch.cuda.graph_pool_handle()
+            self._decoder, self._pools, self._tables, self.slots, self._sampler, captured, self._verifier,
+            torch.cuda.graph_pool_handle(),
         ))
 
     def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor | None]:
@@ -58,6 +59,6 @@ class Drafting:
             self._pends[row.slot] = bool(row.drafts)
         if graph is not None:
             return graph.replay(rows), None
-        step = self._packer.pack(rows, self._sampler.next_tokens, deferred=deferred, folds=folds)
+        step = self._packer.pack(rows, deferred=deferred, folds=folds)
         hidden = self._decoder(step.batch, self._pools)
-        return self.verifier.finish(step, hidden), hidden
+        return self._verifier.finish(step, hidden), hidden

@@ -54,7 +54,7 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
 def _with_rings(pools: Pools, spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Pools:
     mixers = [layer.mixer for layer in spec.layers]
     rings = tuple(_ring(mixer, layout, dtypes, device) if isinstance(mixer, GatedDeltaSpec) else None for mixer in mixers)
-    pending, parity = torch.zeros(2, layout.pool_slots, dtype=torch.int32, device=device).unbind()
+    pending, parity = (torch.zeros(layout.pool_slots, dtype=torch.int32, device=device) for _ in range(2))
     return replace(pools, rings=rings, pending=pending, parity=parity)
 
 

@@ -135,7 +135,7 @@ class Runner:
         self._tables.apply(*(torch.tensor(part, dtype=torch.int64, device=self._device) for part in places))
         for row in plan.rows:
             if self._drafting is not None:
-                self._drafting.progress.positions[row.slot] = row.start + len(row.tokens)
+                self._drafting.slots.positions[row.slot] = row.start + len(row.tokens)
 
     @torch.inference_mode()
     def fill_cache(self, seed: int = 0) -> None:

@@ -108,7 +108,7 @@ class Sampler:
     def tokens_of(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Tensor:
         """Tokens [W, R] for W positions of each row at once, logits [W, R, V] and positions [W, R]: of `independent` rows.
 
-        They are not counted, see `count`.
+        They are not counted.
         """
         features = [self._features[slot] for slot in slots] * len(logits)
         tokens = sample(logits.flatten(0, 1), self.state, where.repeat(len(logits)), positions.flatten(), features)
@@ -129,11 +129,6 @@ class Sampler:
     def draw_on_device(self, logits: Tensor, where: Tensor, positions: Tensor) -> Tensor:
         """The device's part of a draw that needs no host, so that a graph can hold it: tokens [R], counted as generated."""
         return draw_on_device(logits, self.state, where, positions, self.next_tokens)
-
-    def count(self, where: Tensor, tokens: Tensor, generated: Tensor) -> None:
-        """`generated` [R] more tokens in slots `where` [R] that are `independent`, the last of them `tokens` [R]."""
-        self.next_tokens.index_copy_(0, where, tokens)
-        self.state.integers[:, 3].index_copy_(0, where, self.state.integers[where, 3] + generated)
 
     def drawn(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> Drawn:
         """The host's part of a draw: tokens [R] drawn from logits [R, V] for `slots`, with what they asked for beside them."""

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.kernels.gated_delta_verify import advance
-from headrace.kernels.sample.slots import ENDS_MESSAGE
-from headrace.layers.batch import Pools
+from headrace.kernels.accept_drafts import DraftSlots, accept_drafts, ends_message
 from headrace.plan.budget import LOGIT_ROWS
 from headrace.runner.draft_batch import DraftStep, Runs
-from headrace.runner.progress import Progress
+from headrace.runner.progress import pass_by
 from headrace.runner.sampler import Sampler, Scored
 from headrace.types import TokenLogprob
 
@@ -50,73 +48,50 @@ class DrawnRuns:
 class Verifier:
     """Draws runs from the logits that `logits` makes of hidden states [N, hidden]."""
 
-    def __init__(self, logits: Logits, sampler: Sampler, progress: Progress, pools: Pools) -> None:
-        self._logits, self._sampler, self._progress, self._pools = logits, sampler, progress, pools
+    def __init__(self, logits: Logits, sampler: Sampler, slots: DraftSlots) -> None:
+        self._logits, self._sampler, self._slots = logits, sampler, slots
+        self._padding_slot = len(slots.positions) - 1
 
     def finish(self, step: DraftStep, hidden: Tensor) -> DrawnRuns | None:
         """Draw a step's runs behind its tokens' hidden states [T, hidden], and move all of its rows on."""
-        if step.runs is not None:
-            return self.finish_runs(step, step.runs, step.runs_at, hidden)
-        self.settle(step, torch.zeros_like(step.certain))
-        return None
+        deferred = step.batch.deferred is not None
+        if step.others is not None:
+            pass_by(self._slots, step.batch.slots[step.others], step.certain[step.others], deferred=deferred)
+        return None if step.runs is None else self.draw(step.runs, hidden, deferred=deferred)
 
-    def finish_runs(self, step: DraftStep, runs: Runs, rows: Tensor, hidden: Tensor) -> DrawnRuns:
-        """The same with these runs, of the step's rows `rows` [S]."""
-        drawn = self.draw(runs, hidden)
-        self.settle(step, torch.zeros_like(step.certain).index_copy_(0, rows, drawn.emitted - 1))
-        return drawn
-
-    def draw(self, runs: Runs, hidden: Tensor) -> DrawnRuns:
-        """Each run's tokens, counted as generated, and its slot frozen if they end the message."""
+    def draw(self, runs: Runs, hidden: Tensor, *, deferred: bool) -> DrawnRuns:
+        """Each run's tokens, counted as generated. Its slot moves on by them, and is frozen if they end the message."""
         together = runs.width > 1 and self._sampler.independent(runs.slots)
-        drawn = self.draw_together(runs, hidden) if together else self.draw_in_turn(runs, hidden)
+        drawn = (self.draw_together if together else self.draw_in_turn)(runs, hidden, deferred=deferred)
         self._sampler.note_draw(runs.slots)
         return drawn
 
-    def settle(self, step: DraftStep, accepted: Tensor) -> None:
-        """All rows have their certain tokens behind them and `accepted` [R] int64 of their drafts."""
-        slots = step.batch.slots
-        self._progress.move(slots, step.certain + accepted)
-        if step.batch.deferred is not None:
-            pending, parity = self._pools.pending, self._pools.parity
-            assert pending is not None and parity is not None
-            accepted = torch.where(slots == self._progress.padding_slot, 0, accepted)
-            advance(pending, parity, slots, accepted.int())
-
-    def draw_in_turn(self, runs: Runs, hidden: Tensor) -> DrawnRuns:
+    def draw_in_turn(self, runs: Runs, hidden: Tensor, *, deferred: bool) -> DrawnRuns:
         """Place by place: each token is counted before the next is drawn, as penalties and min_tokens need it."""
         tokens: list[Tensor] = []
-        ended: list[Tensor] = []
         scored: list[Scored] = []
         counted = runs.where
         for logits in self._slices(runs, hidden):  # [n, S, V]
             for x in logits:
-                place = len(tokens)
-                drawn = self._sampler.tokens_at(x, runs.slots, runs.named, runs.positions + place, counted)
+                if tokens:
+                    counted = self._going_on(runs, counted, tokens[-1], len(tokens) - 1)
+                drawn = self._sampler.tokens_at(x, runs.slots, runs.named, runs.positions + len(tokens), counted)
                 scored.append(self._sampler.scored(x, drawn, runs.slots))
                 tokens.append(drawn)
-                ended.append(self._ends(runs, drawn, place))
-                if place < runs.width - 1:
-                    goes_on = (drawn == runs.drafts[place]) & (runs.counts > place) & ~ended[place]
-                    counted = torch.where(goes_on, counted, self._progress.padding_slot)
             del logits, x  # before the next slice's are made
-        return self._outcome(runs, torch.stack(tokens), torch.stack(ended), tuple(scored))
+        return self._accept(runs, torch.stack(tokens), tuple(scored), counted=True, deferred=deferred)
 
-    def draw_together(self, runs: Runs, hidden: Tensor) -> DrawnRuns:
+    def draw_together(self, runs: Runs, hidden: Tensor, *, deferred: bool) -> DrawnRuns:
         """All places of a slice at once, for rows whose draws do not depend on the tokens before them."""
         tokens: list[Tensor] = []
         scored: list[Scored] = []
         for logits in self._slices(runs, hidden):
-            places = torch.arange(len(tokens), len(tokens) + len(logits), device=hidden.device)
+            places = torch.arange(len(scored), len(scored) + len(logits), device=hidden.device)
             drawn = self._sampler.tokens_of(logits, runs.slots, runs.named, runs.positions + places[:, None])
             scored += [self._sampler.scored(x, found, runs.slots) for x, found in zip(logits, drawn, strict=True)]
-            tokens += drawn.unbind()
+            tokens.append(drawn)
             del logits
-        all_tokens = torch.stack(tokens)
-        ended = self._ends(runs, all_tokens, torch.arange(runs.width, device=hidden.device)[:, None])
-        found = self._outcome(runs, all_tokens, ended, tuple(scored))
-        self._sampler.count(runs.where, all_tokens.gather(0, found.emitted[None] - 1)[0], found.emitted)
-        return found
+        return self._accept(runs, torch.cat(tokens), tuple(scored), counted=False, deferred=deferred)
 
     def _slices(self, runs: Runs, hidden: Tensor) -> Iterator[Tensor]:
         """Logits [n, S, V] of the runs' places in order, a bounded number of rows at a time."""
@@ -126,22 +101,16 @@ class Verifier:
             at = runs.hidden_at[first : first + step]
             yield self._logits(hidden[at.flatten()]).view(len(at), rows, -1)
 
-    def _ends(self, runs: Runs, tokens: Tensor, place: int | Tensor) -> Tensor:
-        """Whether tokens [..., S] drawn at `place` of their runs end their messages."""
-        stops = (self._sampler.state.marks[runs.where, tokens] & ENDS_MESSAGE) != 0
-        return stops | (runs.positions + place >= self._progress.ends[runs.where])
+    def _going_on(self, runs: Runs, counted: Tensor, tokens: Tensor, place: int) -> Tensor:
+        """counted [S] with padding for rows that yield nothing behind `tokens` [S], drawn at `place`."""
+        ended = ends_message(tokens, runs.positions + place, runs.where, self._slots)
+        goes_on = (tokens == runs.drafts[place]) & (runs.counts > place) & ~ended
+        return torch.where(goes_on, counted, self._padding_slot)
 
-    def _outcome(self, runs: Runs, tokens: Tensor, ended: Tensor, scored: tuple[Scored, ...]) -> DrawnRuns:
-        emitted = emitted_tokens(tokens, runs.drafts, runs.counts, ended)
-        self._progress.freeze(runs.where, ended.gather(0, emitted[None] - 1)[0])
+    def _accept(
+        self, runs: Runs, tokens: Tensor, scored: tuple[Scored, ...], *, counted: bool, deferred: bool
+    ) -> DrawnRuns:
+        emitted = accept_drafts(
+            tokens, runs.drafts, runs.counts, runs.where, runs.positions, self._slots, counted=counted, deferred=deferred
+        )
         return DrawnRuns(tokens, emitted, scored)
-
-
-def emitted_tokens(tokens: Tensor, drafts: Tensor, counts: Tensor, ended: Tensor) -> Tensor:
-    """How many of tokens [W, S] each run yields, [S] int64: one, and another for each draft before it that was drawn.
-
-    drafts [W - 1, S], of which counts [S] count; ended [W, S]: the token ends the message, and nothing follows it.
-    """
-    place = torch.arange(len(drafts), device=tokens.device)[:, None]
-    goes_on = (tokens[:-1] == drafts) & (place < counts) & ~ended[:-1]
-    return 1 + goes_on.long().cumprod(0).sum(0)
