@@ -1,8 +1,8 @@
 """By hand, on a machine with a GPU: `PYTHONPATH=src:. python benchmarks/beside_transformers.py`, the whole 27B shape.
 
 Random bf16 weights, the same memory for transformers (5.17, without fla) and for us. Logits of a prompt, most of it computed at
-once and its last tokens one by one from the cache. Then random 4-bit weights, and what they stand for in bf16 in place of the first
-ones: our logits of both, and transformers'. At the end `generate` of both, milliseconds a step.
+once and its last tokens one by one from the cache. Then random 4-bit weights, and what they stand for in bf16 in place of the
+first ones: our logits of both, and transformers'. At the end `generate` of both, milliseconds a step.
 """
 
 from __future__ import annotations
