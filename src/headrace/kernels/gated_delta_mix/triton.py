@@ -1,4 +1,4 @@
-"""Rows of one token in two launches; longer rows through the three operations' own kernels.
+"""Rows of one token in two launches (in one, where `cuda` has a kernel); longer rows through the three operations' own kernels.
 
 The first launch convolves, moves the tails on and makes unit vectors of q and k, in fp32: [rows, channels] of workspace. In the
 second a program holds one value head's whole state, which is read once and written once, and norms its output.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.kernels.causal_conv1d.triton import causal_conv1d
 from headrace.kernels.dispatch import early
+from headrace.kernels.gated_delta_mix import cuda
 from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.gated_delta_rule.triton import gated_delta_rule
@@ -118,7 +119,8 @@ def gated_delta_mix(
     else:
         out = _long_rows(qkvz, ab, weights, tails, states, slots, rows)
     if singles is not None:
-        decode(qkvz, ab, weights, tails, states, slots, singles, out)
+        way = cuda.decode if cuda.suits(qkvz, weights, tails, states, singles) else decode
+        way(qkvz, ab, weights, tails, states, slots, singles, out)
     return out
 
 
