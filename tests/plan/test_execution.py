@@ -74,3 +74,11 @@ def test_graphs_take_more_the_more_rows_they_have() -> None:
     logits = MODEL.spec.vocab_size * 2
     assert all(graph_bytes(MODEL.spec, BF16, rows) > rows * logits for rows in (1, 64, 256))
     assert all(later > earlier for earlier, later in zip(row_buckets(500), row_buckets(500)[1:], strict=False))
+
+
+def test_graphs_of_drafts_take_memory_for_as_many_tokens() -> None:
+    plain, drafted = (graph_bytes(MODEL.spec, BF16, 64, drafts, 256) for drafts in (0, 7))
+    assert drafted - plain > (256 - 64) * MODEL.spec.vocab_size * 2 + 64 * 7 * 8 * MODEL.spec.hidden * 4
+    config = EngineConfig(graphs="on", max_seqs=8, context=4096)
+    lines = {line.name: line for line in make_budget(MODEL.spec, MODEL.weight_map, GPU, config, BF16, 3).lines}
+    assert lines["graphs"].bytes == graph_bytes(MODEL.spec, BF16, 8, 3, 256) and "3 drafts" in lines["graphs"].why
