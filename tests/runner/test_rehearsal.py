@@ -57,9 +57,10 @@ def test_every_number_of_decoding_rows_and_both_kinds_together(slots: int, chunk
         assert (1, 1, chunk_tokens) in steps and any(tokens[-1] == 1 < tokens[0] for tokens in steps)
 
 
-def test_a_rehearsal_steps_through_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_rehearsal_steps_through_all_of_it(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled kernels are for a GPU; here the steps are those of the references, on a cache of a page."""
-    decoder, layout = make_decoder(), CacheLayout(cache_groups(SPEC), 8, (50,), 4, padding=True)
+    decoder, layout = make_decoder(), CacheLayout(cache_groups(SPEC), 8, (50,), 4, True, drafts)
     before = {name: parameter.clone() for name, parameter in decoder.named_parameters()}
     seen: list[tuple[int, int]] = []
     forward = Decoder.forward
@@ -73,6 +74,7 @@ def test_a_rehearsal_steps_through_all_of_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Decoder, "forward", watch)
     dtypes = Dtypes("float32", "float32", "float32")
     rehearsal.rehearse(SPEC, decoder, layout, dtypes, torch.device("cpu"), context=64, chunk_tokens=20)
-    assert seen[:-3] == [(2, sum(tokens)) for tokens in rehearsal.steps(4, 20)]
+    drafted = [(2, rows * (1 + drafts)) for rows in row_buckets(4) if drafts]
+    assert seen[:-3] == [*((2, sum(tokens)) for tokens in rehearsal.steps(4, 20)), *drafted]
     assert seen[-3:] == [(8, 20), (8, 10), (8, 5)]
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())

@@ -15,9 +15,12 @@ from headrace.plan.budget import SCORED_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.runner.batch import Packer
+from headrace.runner.draft_batch import DraftPacker
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools
+from headrace.runner.progress import draft_slots
 from headrace.runner.sampler import Sampler
+from headrace.runner.verify import Verifier
 from headrace.types import Row
 
 _MIXED_ROWS = 2
@@ -37,9 +40,9 @@ def rehearse(
 ) -> int:
     """Steps of every size that users will ask for, on a cache of one slot and page that all rows share, gone afterwards.
 
-    All kernels that a step of decoding rows, of prompts of up to chunk_tokens, or of both launches are compiled. Some prompts
-    then really run, scored as for their log-probabilities, in the workspace that they will have; returns how many bytes of
-    it they took at most. To be called when the weights are there and the cache is not yet.
+    All kernels that a step of decoding rows with and without drafts, of prompts of up to chunk_tokens, or of both launches are
+    compiled. Some prompts then really run, scored as for their log-probabilities, in the workspace that they will have;
+    returns how many bytes of it they took at most. To be called when the weights are there and the cache is not yet.
     """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1)
     tables = PageTables(small, max(context, chunk_tokens), device)
@@ -60,11 +63,28 @@ def rehearse(
     with compiling_ahead():
         for tokens in steps(layout.slots, chunk_tokens):
             step(outline, tokens)
+        if layout.drafts:
+            _rehearse_drafts(spec, outline, layout, dtypes, device)
     held_bytes = _held_bytes(device)
     for parts in _PROMPTS_RUN:
         hidden = step(decoder, (-(-chunk_tokens // parts),))[:SCORED_ROWS]
         sampler.score(decoder.logits(hidden), torch.zeros(len(hidden), dtype=torch.int64, device=device), _ALTERNATIVES)
     return torch.cuda.max_memory_allocated(device) - held_bytes if device.type == "cuda" else 0
+
+
+def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> None:
+    """Every number of rows with as many drafts as they may have, from the packing to what is accepted."""
+    small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, True, layout.drafts)
+    tables, pools = PageTables(small, 1 + layout.drafts, device), allocate_pools(spec, small, dtypes, device)
+    compute: torch.dtype = getattr(torch, dtypes.compute)
+    sampler = Sampler(small.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
+    slots = draft_slots(pools, sampler, device)
+    packer = DraftPacker(tables, slots, layout.slots * (4 + layout.drafts), 0, device)
+    verifier = Verifier(decoder.scores if device.type == "cuda" else decoder.logits, sampler, slots)
+    for rows in row_buckets(layout.slots):
+        step = packer.pack(tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows)), deferred=True)
+        assert step.runs is not None
+        verifier.draw_together(step.runs, decoder(step.batch, pools), deferred=True)
 
 
 def _held_bytes(device: torch.device) -> int:
