@@ -165,6 +165,16 @@ def test_fifteen_drafts_in_sixteen_rows_of_a_cache_too_small_for_them(hybrid: Pa
     assert {drafts for drafts, _ in counts} == set(range(16)) and counts[15, 15] > 0
 
 
+def test_last_chunks_as_long_as_rows_with_drafts(hybrid: Path) -> None:
+    """A prompt of a chunk and k + 1 tokens more, and then k drafts a row, for each k."""
+    settings: dict[str, object] = {"max_seqs": 1, "chunk_tokens": 16, "page_tokens": 8}
+    for drafts in range(16):
+        request = Request("r", tuple(range(3, 20 + drafts)), SamplingParams(), drafts, 40)
+        expected = answers(build(hybrid, None, **settings), [request])
+        drafter = ScriptedDrafter({"r": expected["r"].tokens}, max(1, drafts), 100, chances=(0.5, 0.9))
+        agree(answers(build(hybrid, drafter, **settings), [request]), expected)
+
+
 def test_rows_of_known_tokens_behind_accepted_drafts(hybrid: Path) -> None:
     """A plan may know more of a sequence than the last sampled token, and drafts may follow any number of known tokens.
 

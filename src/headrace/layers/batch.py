@@ -15,12 +15,14 @@ class Deferred:
 
     certain [R] int32: tokens at each row's head; drafts follow. Recurrent layers give the batch's first short_rows rows (its
     first short_tokens tokens), of at most kernels.gated_delta_verify.MAX_TOKENS each, to that operation, and compute the
-    others, which have no drafts, as prompts. folds: one of those may have pending drafts, which join its state before.
+    others, in long_slots [R - short_rows] int64, which have no drafts, as prompts. folds: one of those may have pending drafts,
+    which join its state before.
     """
 
     certain: Tensor
     short_rows: int
     short_tokens: int
+    long_slots: Tensor
     folds: bool = False
 
 

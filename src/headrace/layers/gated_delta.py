@@ -62,7 +62,7 @@ class GatedDelta(nn.Module):
                 batch.row_offsets[: rows + 1], deferred.certain[:rows],
             ))
         if rows < len(batch.slots):
-            long = batch.slots[rows:]
+            long = deferred.long_slots
             if deferred.folds:
                 fold(tails, states, ring, parity, long, pending[long], long)
             parts.append(gated_delta_mix(qkvz[tokens:], ab[tokens:], self._weights(), tails, states, long, step.rows))

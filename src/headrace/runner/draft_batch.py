@@ -115,7 +115,7 @@ class DraftPacker:
             page_tables=tuple(table[where] for table in self._tables.entries),
             write_at=self._tables.write_at(written_to, positions),
             host_row_tokens=tuple(counts.tolist()),
-            deferred=_deferred(at(certain), counts, folds) if deferred else None,
+            deferred=_deferred(at(certain), where, counts, folds) if deferred else None,
         )
         runs = None
         if sampled:
@@ -137,6 +137,8 @@ def runs_of(
     return Runs(names, slots, where, positions, tokens[hidden_at[1:]], counts, hidden_at)
 
 
-def _deferred(certain: Tensor, counts: np.ndarray, folds: bool) -> Deferred:
+def _deferred(certain: Tensor, slots: Tensor, counts: np.ndarray, folds: bool) -> Deferred:
     short = counts <= MAX_TOKENS
-    return Deferred(certain.int(), int(short.sum()), int(counts[short].sum()), folds)
+    rows = int(short.sum())
+    long_slots = slots[rows:].clone()  # not in the midst of a tensor: kernels are compiled apart for such addresses
+    return Deferred(certain.int(), rows, int(counts[short].sum()), long_slots, folds)

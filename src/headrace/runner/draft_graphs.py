@@ -67,7 +67,7 @@ class DraftGraph:
         self._row_offsets = torch.arange(0, size * width + 1, width, dtype=torch.int32, device=device)
         self._hidden_at = torch.arange(size * width, device=device).view(size, width).T  # [width, size]
         certain = torch.ones(size, dtype=torch.int32, device=device)
-        self._deferred = Deferred(certain, size, size * width) if width > 1 else None
+        self._deferred = Deferred(certain, size, size * width, self._row_offsets[:0].long()) if width > 1 else None
         self._nowhere = over.tables.entries[:, over.tables.padding_slot, :1] * over.tables.page_tokens  # [G, 1]
         self._inputs = self._write(())
         self._upload.send()
