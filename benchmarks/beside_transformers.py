@@ -142,12 +142,12 @@ def make_core(model: Model, decoder: Decoder, device: torch.device, users: int, 
     dtypes = resolve_dtypes(config, hardware, "bfloat16")
     budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes)
     rehearse(
-        model.spec, decoder, budget.layout, dtypes, device, context=budget.context, chunk_tokens=config.chunk_tokens
+        model.spec, decoder, budget.layout, dtypes, device, context=budget.context, chunk_tokens=budget.chunk_tokens
     )
     runner = Runner(
-        model.spec, decoder, budget.layout, dtypes, device, context=budget.context, chunk_tokens=config.chunk_tokens
+        model.spec, decoder, budget.layout, dtypes, device, context=budget.context, chunk_tokens=budget.chunk_tokens
     )
-    return EngineCore(Scheduler(budget.layout, chunk_tokens=config.chunk_tokens), runner, depth=2)
+    return EngineCore(Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens), runner, depth=2)
 
 
 def compare_steps(model: Model, decoder: Decoder, net: Any, device: torch.device, options: argparse.Namespace) -> list[Any]:

@@ -35,9 +35,10 @@ class EngineConfig:
         None, "Most sequences that run at once; 64 if not given, fewer if their states would take over half of the cache.",
         metavar="N"
     )
-    chunk_tokens: int = setting(
-        1024, "Most prompt tokens computed in one step; longer prompts are cut into chunks. Tokens of sequences that decode "
-        "count too, up to half of them.", metavar="N"
+    chunk_tokens: int | None = setting(
+        None, "Most prompt tokens computed in one step; longer prompts are cut into chunks. Tokens of sequences that decode "
+        "count too, up to half of them. If not given, 2048 on Hopper and data-centre Blackwell GPUs, which take so many in a "
+        "fifth of a second, and 1024 elsewhere.", metavar="N"
     )
     page_tokens: int = setting(16, "Tokens in a KV page.", metavar="N")
     kv_dtype: str = setting(

@@ -12,13 +12,16 @@ from headrace.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A device. On a CPU the memory is the machine's RAM; free_bytes is what is unused right now."""
+    """A device. On a CPU the memory is the machine's RAM; free_bytes is what is unused right now. capability: of a GPU, 86 for
+    compute capability 8.6.
+    """
 
     kind: Literal["cpu", "cuda"]
     name: str
     memory_bytes: int
     free_bytes: int
     has_bfloat16: bool = True
+    capability: int = 0
 
 
 def detect(device: str) -> Hardware:
@@ -32,7 +35,8 @@ def detect(device: str) -> Hardware:
         why = "no GPU is visible" if built else f"PyTorch {torch.__version__} is built without CUDA"
         raise ConfigError(f"device cuda: {why}; use --device cpu, or run `headrace doctor`")
     free, total = torch.cuda.mem_get_info()
-    return Hardware("cuda", torch.cuda.get_device_name(), total, free, torch.cuda.get_device_capability() >= (8, 0))
+    major, minor = torch.cuda.get_device_capability()
+    return Hardware("cuda", torch.cuda.get_device_name(), total, free, major >= 8, 10 * major + minor)
 
 
 def _cpu() -> Hardware:

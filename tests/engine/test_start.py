@@ -11,7 +11,7 @@ from headrace.engine.start import Start
 from headrace.plan.budget import Budget, BudgetLine
 
 LINES = {"weights": 1000, "sampler": 1, "workspace": 20, "low-bit workspace": 5, "graphs": 7, "kv pages 0": 300, "padding": 2}
-BUDGET = Budget(tuple(BudgetLine(*line, "") for line in LINES.items()), CacheLayout((), 16, (), 1), 10, 1, ())
+BUDGET = Budget(tuple(BudgetLine(*line, "") for line in LINES.items()), CacheLayout((), 16, (), 1), 10, 1, 8, ())
 
 
 def test_every_line_of_the_budget_belongs_to_a_part() -> None:

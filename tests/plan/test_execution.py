@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.config import EngineConfig
@@ -10,7 +12,7 @@ from headrace.hardware import Hardware
 from headrace.plan import execution
 from headrace.plan.budget import Budget, make_budget, state_bytes_per_sequence
 from headrace.plan.dtypes import Dtypes
-from headrace.plan.execution import resolve_execution
+from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.graph_rows import graph_bytes, row_buckets
 from headrace.plan.shapes import declared_model
 
@@ -37,6 +39,17 @@ def test_auto_is_what_the_device_is_good_at(hardware: Hardware, settings: dict[s
     found = resolve_execution(EngineConfig(**settings), hardware, "bfloat16")  # type: ignore[arg-type]
     assert (found.depth, found.graphs) == (depth, graphs)
     assert [note.split(":")[0] for note in found.notes] == ["loop", "graphs"]
+
+
+def test_fast_cards_take_more_of_a_prompt_at_once() -> None:
+    chunks = [chunk_tokens(EngineConfig(), replace(GPU, capability=each)) for each in (80, 86, 89, 90, 100, 120)]
+    assert chunks == [1024, 1024, 1024, 2048, 2048, 1024] and chunk_tokens(EngineConfig(), CPU) == 1024
+    hopper = replace(GPU, capability=90)
+    assert chunk_tokens(EngineConfig(chunk_tokens=7), hopper) == 7
+    budgets = [make_budget(MODEL.spec, MODEL.weight_map, each, EngineConfig(max_seqs=8), BF16) for each in (GPU, hopper)]
+    assert [found.chunk_tokens for found in budgets] == [1024, 2048]
+    few, many = (next(line.bytes for line in found.lines if line.name == "workspace") for found in budgets)
+    assert 1024 * 5120 * 2 < many - few < 1024 * 2**20
 
 
 def test_graphs_that_cannot_be_are_refused_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,9 @@ class FakeBuilt:
 def make_engine(config: EngineConfig, runner: CountingRunner, pages: int | None = None, *, depth: int = 1) -> FakeBuilt:
     pages = pages or config.max_seqs * CONTEXT // PAGE_TOKENS
     layout = CacheLayout((CacheGroup(0, None, (0,), 4),), PAGE_TOKENS, (pages,), config.max_seqs)
-    info = EngineInfo("fake", "cpu", "float32", CONTEXT, config.max_seqs, config.chunk_tokens, PAGE_TOKENS, pages, VOCAB)
-    return FakeBuilt(EngineCore(Scheduler(layout, chunk_tokens=config.chunk_tokens), runner, depth=depth), info)
+    chunk = config.chunk_tokens or 1024
+    info = EngineInfo("fake", "cpu", "float32", CONTEXT, config.max_seqs, chunk, PAGE_TOKENS, pages, VOCAB)
+    return FakeBuilt(EngineCore(Scheduler(layout, chunk_tokens=chunk), runner, depth=depth), info)
 
 
 # Builders: what `--builder` may name

@@ -96,12 +96,12 @@ def _build_core(
     if runs_triton(decoder.embedding.weight):
         start.taken["weights"] = torch.cuda.memory_allocated() - others_bytes
         start.taken["workspace"] = rehearse(
-            model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens
+            model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens
         )
         start.lap("kernels and first prompts")
     execution = resolve_execution(config, hardware, dtypes.compute)
     runner = Runner(
-        model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=config.chunk_tokens,
+        model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on",
     )
     if start.taken:
@@ -110,16 +110,16 @@ def _build_core(
         start.taken |= {"cache": more_bytes} | ({"graphs": graphs["graphs_device"]} if graphs else {})
     start.lap("cache and graphs")
     if start.taken:
-        alone = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens)
-        _serve_one(EngineCore(alone, runner, depth=execution.depth), budget, config)
+        alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens)
+        _serve_one(EngineCore(alone, runner, depth=execution.depth), budget)
         start.lap("a first request")
-    scheduler = Scheduler(budget.layout, chunk_tokens=config.chunk_tokens, drafter=drafter)
+    scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter)
     return EngineCore(scheduler, runner, depth=execution.depth), runner
 
 
-def _serve_one(core: EngineCore, budget: Budget, config: EngineConfig) -> None:
+def _serve_one(core: EngineCore, budget: Budget) -> None:
     """A request through everything that a user's first one would be the first to use. Its slot and pages are free again."""
-    tokens = min(config.chunk_tokens, budget.context - _FIRST_ANSWER_TOKENS)
+    tokens = min(budget.chunk_tokens, budget.context - _FIRST_ANSWER_TOKENS)
     params = SamplingParams(top_k=20, top_p=0.95)
     core.add(Request("first", (0,) * max(1, tokens), params, seed=0, max_tokens=min(_FIRST_ANSWER_TOKENS, budget.context - 1)))
     while core.has_work:
@@ -142,7 +142,7 @@ def _describe(
         dtype=dtypes.compute,
         context=budget.context,
         max_seqs=budget.max_seqs,
-        chunk_tokens=config.chunk_tokens,
+        chunk_tokens=budget.chunk_tokens,
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.cache.layout import CacheGroup, CacheLayout, cache_groups, state_elements
 from headrace.config import Dtype, EngineConfig
@@ -11,7 +11,7 @@ from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, ModelSpec, WeightMap
 from headrace.plan.draft_memory import PROGRESS_BYTES, ring_bytes
 from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
-from headrace.plan.execution import resolve_execution
+from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.graph_rows import graph_bytes
 from headrace.plan.sampler_memory import sampler_bytes
 
@@ -43,12 +43,15 @@ class BudgetLine:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """All lines, and what the cache lines buy. context: the longest sequence; notes: what was decided and why."""
+    """All lines, and what the cache lines buy. context: the longest sequence; chunk_tokens: of a step that computes prompts;
+    notes: what was decided and why.
+    """
 
     lines: tuple[BudgetLine, ...]
     layout: CacheLayout
     context: int
     max_seqs: int
+    chunk_tokens: int
     notes: tuple[str, ...]
 
     @property
@@ -77,6 +80,8 @@ def make_budget(
 ) -> Budget:
     """The budget of one engine whose rows carry at most `drafts`. Raises ConfigError, with the numbers, when it cannot fit."""
     check_settings(spec, config)
+    chunk = chunk_tokens(config, hardware)
+    config = replace(config, chunk_tokens=chunk)
     graphs = resolve_execution(config, hardware, dtypes.compute).graphs
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
     gpu = hardware.kind == "cuda"
@@ -91,7 +96,7 @@ def make_budget(
     layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, padding=graphs or drafts > 0)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
-    budget = Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, tuple(notes))
+    budget = Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, chunk, tuple(notes))
     _check_ram(budget, hardware)
     return budget
 
@@ -133,6 +138,7 @@ def _fixed_lines(
     spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, *, gpu: bool,
     graphs: bool,
 ) -> tuple[BudgetLine, ...]:
+    assert config.chunk_tokens is not None
     tokens, slots = config.chunk_tokens + seqs * (1 + drafts), seqs + (graphs or drafts > 0)
     width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
     narrow, wide = itemsize(dtypes.compute), max(4, itemsize(dtypes.compute))
@@ -213,6 +219,7 @@ def _cpu_default(
 def _group_pages(group: CacheGroup, config: EngineConfig, context: int, seqs: int, drafts: int) -> int:
     """Pages that `seqs` sequences of `context` tokens hold at most."""
     page = config.page_tokens
+    assert config.chunk_tokens is not None
     if group.window is None:
         return seqs * -(-context // page)
     # A window rarely starts on a page's first token, and the drafts of uncommitted steps may all be accepted or none.
