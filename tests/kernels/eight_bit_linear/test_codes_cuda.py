@@ -152,8 +152,8 @@ def test_cases_on_a_gpu(case: cases.Case, dtype: torch.dtype, poisoned: None) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("codes", CODES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 65, 129, 300, 1100])
-@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 17, 33, 64, 65, 300, 1100])
+@pytest.mark.parametrize("shape", LARGE[2:5], ids=str)
 def test_every_number_of_rows_on_a_gpu(
     shape: tuple[Any, ...], rows: int, codes: torch.dtype, poisoned: None  # noqa: F811
 ) -> None:
