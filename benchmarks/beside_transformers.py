@@ -22,6 +22,7 @@ from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
 from headrace.hardware import detect
+from headrace.kernels.ahead import compiling_ahead
 from headrace.kernels.low_bit_linear.reference import dequantized
 from headrace.layers.linear import Linear
 from headrace.models.decoder import Decoder, build_decoder
@@ -39,11 +40,14 @@ from headrace.scheduler.scheduler import Scheduler
 from headrace.types import PageUpdate, Row
 
 PAGE_TOKENS = 16
+PARTS = ("logits", "low-bit", "steps")
 
 
-def make_decoder(model: Model, device: torch.device, seed: int) -> Decoder:
+def make_decoder(model: Model, device: torch.device, seed: int | None) -> Decoder:
+    """With random weights; without any if there is no seed."""
     decoder = build_decoder(model.spec, dtype=torch.bfloat16, device=device, formats=model.formats)
-    make_weights(decoder, seed)
+    if seed is not None:
+        make_weights(decoder, seed)
     decoder.prepare()
     return decoder
 
@@ -67,9 +71,15 @@ def oracle(model: Model, decoder: Decoder, device: torch.device) -> Any:
 # Logits
 
 
-@torch.inference_mode()
 def our_logits(model: Model, decoder: Decoder, device: torch.device, prompt: list[int], alone: int) -> Tensor:
     """[T, V] float32: the last `alone` tokens one by one."""
+    with compiling_ahead():
+        _our_logits(model, decoder.outline(), device, prompt, alone)
+    return _our_logits(model, decoder, device, prompt, alone)
+
+
+@torch.inference_mode()
+def _our_logits(model: Model, decoder: Decoder, device: torch.device, prompt: list[int], alone: int) -> Tensor:
     dtypes = resolve_dtypes(EngineConfig(device=device.type, dtype="bfloat16"), detect(device.type), "bfloat16")
     groups = cache_groups(model.spec)
     pages = -(-len(prompt) // PAGE_TOKENS)
@@ -189,7 +199,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, default=512, help="of the prompt whose logits are compared")
     parser.add_argument("--alone", type=int, default=8, help="how many of them are computed one by one")
-    parser.add_argument("--users", nargs="*", type=int, default=[1, 32])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--users", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of a user's prompt")
     parser.add_argument("--steps", type=int, default=64, help="of ours that are timed")
     parser.add_argument("--their-steps", type=int, default=12, help="of transformers' that are timed")
@@ -200,19 +211,21 @@ def main() -> None:
     prompt = torch.randint(0, model.spec.vocab_size, (options.tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     given = (device, prompt, options.alone)
 
-    decoder = make_decoder(model, device, seed=0)
+    decoder = make_decoder(model, device, seed=None if options.parts == ["low-bit"] else 0)
     net = oracle(model, decoder, device)
-    results["logits"] = [
-        compare("bf16, transformers", our_logits(model, decoder, *given), their_logits(net, *given), options.alone)
-    ]
-    low = make_decoder(low_model, device, seed=1)
-    stand_for(low, decoder)
-    ours = our_logits(low_model, low, *given)
-    for name, theirs in (("the bf16 weights they stand for", our_logits(model, decoder, *given)),
-                         ("those in transformers", their_logits(net, *given))):
-        results["logits"].append(compare(f"{options.low_bit}, {name}", ours, theirs, options.alone))
-    del low, ours
-    results["steps"] = compare_steps(model, decoder, net, device, options) if options.users else []
+    results["logits"] = []
+    if "logits" in options.parts:
+        ours, theirs = our_logits(model, decoder, *given), their_logits(net, *given)
+        results["logits"].append(compare("bf16, transformers", ours, theirs, options.alone))
+    if "low-bit" in options.parts:
+        low = make_decoder(low_model, device, seed=1)
+        stand_for(low, decoder)
+        ours = our_logits(low_model, low, *given)
+        del low
+        for name, theirs in (("the bf16 weights they stand for", our_logits(model, decoder, *given)),
+                             ("those in transformers", their_logits(net, *given))):
+            results["logits"].append(compare(f"{options.low_bit}, {name}", ours, theirs, options.alone))
+    results["steps"] = compare_steps(model, decoder, net, device, options) if "steps" in options.parts else []
     if options.out:
         options.out.write_text(json.dumps(results, indent=1))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -58,5 +58,5 @@ def source() -> str:
 @cache
 def _function(macros: tuple[tuple[str, int], ...], device: int, capability: int) -> CudaFunction:
     named = dict(macros)
-    code = nvrtc.compiled(source(), named, f"sm_{capability}")
+    code = partial(nvrtc.compiled, source(), named, f"sm_{capability}")
     return CudaFunction(code, "quantise_rows", named["THREADS"], 0, early=True)
