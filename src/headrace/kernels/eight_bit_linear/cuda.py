@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -99,7 +99,7 @@ def hopper_source(block_rows: int, *, fp8: bool) -> str:
 def _function(
     name: str, text: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int, device: int, capability: int
 ) -> CudaFunction:
-    code = nvrtc.compiled(text, dict(macros), architecture_of(name, capability))
+    code = partial(nvrtc.compiled, text, dict(macros), architecture_of(name, capability))
     return CudaFunction(code, name, threads, shared_bytes, early=True)
 
 
