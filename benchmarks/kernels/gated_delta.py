@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.causal_conv1d import triton as conv
-from headrace.kernels.gated_delta_mix import MixWeights
+from headrace.kernels.gated_delta_mix import MixWeights, cuda
 from headrace.kernels.gated_delta_mix import triton as mix
 from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
 from headrace.kernels.gated_delta_rule import triton as rule
@@ -66,20 +66,20 @@ def microseconds(calls: Sequence[Callable[[], object]], replays: int = 15) -> fl
 
 
 def decode() -> None:
-    print(f"decode: convolution, rule and norm\n{'rows':>5} {'us':>8} {'floor':>7} {'ratio':>6}")
+    print(f"decode: convolution, rule and norm\n{'rows':>5} {'us':>8} {'floor':>7} {'ratio':>6} {'Triton':>8}")
     w = weights()
     for rows in (1, 8, 32, 64):
         floor = 2 * rows * (STATE_BYTES + 2 * (WIDTH - 1) * CHANNELS + CHANNELS + VALUES) / BANDWIDTH * 1e6
-        took = microseconds(decode_calls(w, rows, max(3, 128 // rows)))
-        print(f"{rows:>5} {took:>8.1f} {floor:>7.1f} {took / floor:>6.2f}")
+        took, by_triton = (microseconds(decode_calls(w, rows, max(3, 128 // rows), way)) for way in (cuda.decode, mix.decode))
+        print(f"{rows:>5} {took:>8.1f} {floor:>7.1f} {took / floor:>6.2f} {by_triton:>8.1f}")
 
 
-def decode_calls(w: MixWeights, rows: int, sets: int) -> list[Callable[[], object]]:
+def decode_calls(w: MixWeights, rows: int, sets: int, way: Callable[..., None]) -> list[Callable[[], object]]:
     states, tails = (0.1 * normal(sets * rows, HEADS, DIM, DIM)).half(), normal(sets * rows, WIDTH - 1, CHANNELS)
-    qkvz, ab = normal(rows, CHANNELS + VALUES), normal(rows, 2 * HEADS)
-    packed = PackedRows((1,) * rows, DEVICE)
+    qkvz, ab, out = normal(rows, CHANNELS + VALUES), normal(rows, 2 * HEADS), normal(rows, VALUES)
+    singles = PackedRows((1,) * rows, DEVICE).singles
     slots = torch.arange(sets * rows, device=DEVICE).view(sets, rows)
-    return [partial(mix.gated_delta_mix, qkvz, ab, w, tails, states, s, packed) for s in slots]
+    return [partial(way, qkvz, ab, w, tails, states, s, singles, out) for s in slots]
 
 
 def verification() -> None:
@@ -148,7 +148,7 @@ def profile() -> None:
     states, tails = (0.1 * normal(1, HEADS, DIM, DIM)).half(), normal(1, WIDTH - 1, CHANNELS)
     slots = torch.tensor([0], device=DEVICE)
     long = (normal(8192, CHANNELS + VALUES), normal(8192, 2 * HEADS), w, tails, states, slots, packed)
-    calls = [*decode_calls(w, 64, 3), *verify_calls(w, 64, 3), *[partial(mix.gated_delta_mix, *long)] * 3]
+    calls = [*decode_calls(w, 64, 3, cuda.decode), *verify_calls(w, 64, 3), *[partial(mix.gated_delta_mix, *long)] * 3]
     for call in calls:
         call()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
