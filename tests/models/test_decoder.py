@@ -121,3 +121,23 @@ def test_sixteen_bits_stay_near(model_type: str, dtype: torch.dtype) -> None:
     found = compare.logits_alone(rounded, tokens, dtype, 16, rng)
     assert found.dtype == torch.float32
     assert float((found - expected).square().mean().sqrt()) <= 0.05 * float(expected.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_only_what_is_wanted_behind_the_last_mixer(model_type: str) -> None:
+    """The same hidden states as of all tokens, and the same cache, also where none is wanted."""
+    rng = random.Random(model_type)
+    fields = random_config(model_type, rng)
+    decoder, _ = build(model_type, fields, 1, torch.float64)
+    sequences = [[rng.randrange(fields["vocab_size"]) for _ in range(length)] for length in (9, 1, 30)]
+    found, caches = [], []
+    for wanted in (None, torch.tensor([8, 9, 39]), torch.tensor([], dtype=torch.int64)):
+        packing = compare.packing_for(decoder, sequences, torch.float64, random.Random(0))
+        with torch.inference_mode():
+            found.append(decoder(packing.pack(list(enumerate(sequences))), packing.pools, wanted))
+        pools = packing.pools
+        caches.append([p for kind in (pools.keys, pools.values, pools.states, pools.conv_tails) for p in kind if p is not None])
+    torch.testing.assert_close(found[1], found[0][[8, 9, 39]], rtol=1e-12, atol=1e-12)
+    assert found[2].shape == (0, found[0].shape[1])
+    for cache in caches[1:]:
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(cache, caches[0], strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -65,8 +67,8 @@ def test_a_rehearsal_steps_through_all_of_it(drafts: int, monkeypatch: pytest.Mo
     seen: list[tuple[int, int]] = []
     forward = Decoder.forward
 
-    def watch(self: Decoder, batch: object, pools: object) -> torch.Tensor:
-        hidden = forward(self, batch, pools)
+    def watch(self: Decoder, batch: Any, pools: Any, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        hidden = forward(self, batch, pools, wanted)
         assert torch.isfinite(hidden).all()
         seen.append((len(self.layers), len(hidden)))
         return hidden

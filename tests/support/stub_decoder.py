@@ -24,8 +24,8 @@ SPEC = ModelSpec(
 class StubDecoder:
     """Stands for models.decoder.Decoder over the pools of SPEC in float32."""
 
-    def __call__(self, batch: Batch, pools: Pools) -> Tensor:
-        """hidden [T, 2]: state and attention after each token."""
+    def __call__(self, batch: Batch, pools: Pools, wanted: Tensor | None = None) -> Tensor:
+        """hidden [T, 2]: state and attention after each token, or after those that are wanted."""
         keys = pools.keys[1]
         assert keys is not None
         keys.view(-1)[batch.write_at[0]] = batch.tokens.float() + batch.positions
@@ -37,7 +37,7 @@ class StubDecoder:
         attended = self._attend(batch, keys, batch.positions[at])
         hidden = torch.zeros(len(batch.tokens) + 1, 2, device=counts.device)
         hidden[torch.where(inside, at, len(batch.tokens))] = torch.stack([states, attended], 2)
-        return hidden[:-1]
+        return hidden[:-1] if wanted is None else hidden[wanted]
 
     def _states(self, batch: Batch, pools: Pools, tokens: Tensor, counts: Tensor, inside: Tensor) -> Tensor:
         """[R, n] behind each token. A slot's own is that behind its certain tokens; its ring keeps those behind its drafts."""

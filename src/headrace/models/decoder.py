@@ -72,13 +72,18 @@ class Decoder(nn.Module):
         found._modules = self._modules | {"layers": nn.ModuleList(kinds.values())}
         return found
 
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        """Hidden states after the final norm, [T, hidden]. The rows' pages, states and tails are brought up to date."""
+    def forward(self, batch: Batch, pools: Pools, wanted: Tensor | None = None) -> Tensor:
+        """Hidden states after the final norm, [T, hidden]; with `wanted` [N] int64 those of these tokens only, [N, hidden].
+
+        The rows' pages, states and tails are brought up to date. Behind the last mixer only what is wanted is computed.
+        """
         hidden = self.embedding(batch.tokens)
         step = prepare_step(batch, pools, self.windows, self.frequencies, hidden)
         delta: Tensor | None = None
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             hidden, delta = layer(hidden, delta, step)
+        hidden, delta = last(hidden, delta, step, wanted)
         assert delta is not None
         return self.norm.add(delta, hidden)[0]
 
@@ -108,11 +113,18 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RmsNorm(hidden, eps=eps, offset=offset, dtype=dtype, device=device)
         self.mlp = Mlp(spec.mlp, hidden, dtype=dtype, device=device)
 
-    def forward(self, hidden: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        """hidden [T, hidden] and what is still to be added to it -> the same after this layer."""
+    def forward(
+        self, hidden: Tensor, delta: Tensor | None, step: Step, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden] and what is still to be added to it -> the same after this layer, of the wanted tokens."""
         if delta is None:
             normed = self.mixer_norm(hidden)
         else:
             normed, hidden = self.mixer_norm.add(delta, hidden)
-        normed, hidden = self.mlp_norm.add(self.mixer(normed, step), hidden)
+        mixed = self.mixer(normed, step)
+        if wanted is not None:
+            mixed, hidden = mixed[wanted], hidden[wanted]
+            if not len(wanted):
+                return hidden, mixed
+        normed, hidden = self.mlp_norm.add(mixed, hidden)
         return hidden, self.mlp(normed)

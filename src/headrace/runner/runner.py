@@ -123,9 +123,14 @@ class Runner:
             return PendingStep(plan, plan.rows, graph.replay(plan.rows), {}, self._device)
         assert self._packer is not None
         batch, sampled = self._packer.pack(plan.rows, self._sampler.next_tokens)
-        hidden = self._decoder(batch, self._pools)  # [T, hidden]
-        drawn = self._draw(sampled, hidden) if sampled else None
-        return PendingStep(plan, plan.rows, drawn, self._prompt_scores(plan.rows, hidden), self._device)
+        if any(self._scored(row) is not None for row in plan.rows):
+            hidden = self._decoder(batch, self._pools)  # [T, hidden]
+            scores = self._prompt_scores(plan.rows, hidden)
+            ends = hidden if sampled is None or sampled.last is None else hidden[sampled.last]
+        else:
+            ends = self._decoder(batch, self._pools, sampled.last if sampled else batch.slots[:0])  # [S, hidden]
+            scores = {}
+        return PendingStep(plan, plan.rows, self._draw(sampled, ends) if sampled else None, scores, self._device)
 
     @torch.inference_mode()
     def assume(self, plan: StepPlan) -> None:
@@ -191,18 +196,21 @@ class Runner:
             logging.getLogger("headrace").warning("decode steps cannot be captured, and run eagerly: %s", reason)
 
     def _draw(self, rows: SampledRows, hidden: Tensor) -> Drawn:
-        """Sample a token for every row that ends in one."""
-        logits = self._decoder.logits(hidden if rows.last is None else hidden[rows.last])
-        return self._sampler.draw_at(logits, rows.slots, rows.where, rows.positions)
+        """Sample a token for every row that ends in one: hidden [S, hidden] of their ends."""
+        return self._sampler.draw_at(self._decoder.logits(hidden), rows.slots, rows.where, rows.positions)
+
+    def _scored(self, row: Row) -> int | None:
+        """How many alternatives to each of the row's prompt tokens are asked for; None if their log-probabilities are not."""
+        request = self._requests[row.slot]
+        assert request is not None
+        return request.params.prompt_logprobs if row.start < len(request.prompt) - 1 else None
 
     def _prompt_scores(self, rows: tuple[Row, ...], hidden: Tensor) -> dict[int, PromptScores]:
         found = {}
         begin = 0
         for row in rows:
-            request = self._requests[row.slot]
-            assert request is not None
-            wanted = request.params.prompt_logprobs
-            if wanted is not None and row.start < len(request.prompt) - 1:
+            request, wanted = self._requests[row.slot], self._scored(row)
+            if request is not None and wanted is not None:
                 followers = request.prompt[row.start + 1 : row.start + 1 + (len(row.tokens) or 1)]
                 found[row.sequence] = self._score(hidden[begin : begin + len(followers)], followers, wanted)
             begin += tokens_of(row)
