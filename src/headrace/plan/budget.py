@@ -21,6 +21,8 @@ CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
 LOW_BIT_WORKSPACE_BYTES = 2 * 64 * 2**20
 """On a GPU, the most that kernels.low_bit_linear allocates: 64 MiB of decoded weights, or no more of sums in float32."""
+_SUMMED_BYTES = 2 * 4
+"""Of an output of packed weights in a captured step: sums of two parts of the inputs, in float32."""
 _MOST_DEPTH = 2
 """Uncommitted plans that the loop holds at most, see plan.execution."""
 LOGIT_ROWS = 256
@@ -151,7 +153,8 @@ def _fixed_lines(
         BudgetLine("sampler", sampler_bytes(slots, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
         BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {rows} rows of logits"),
     ]
-    if any(weight.dtype in ("int32", "int8") for weight in weights.weights):
+    low_bit = any(weight.dtype in ("int32", "int8") for weight in weights.weights)
+    if low_bit:
         why = "pieces of packed weights decoded for many rows, and sums of parts"
         lines.append(BudgetLine("low-bit workspace", LOW_BIT_WORKSPACE_BYTES, why))
     if drafts:
@@ -161,7 +164,8 @@ def _fixed_lines(
     if graphs:
         more = f" and {drafts} drafts each" if drafts else ""
         why = f"decode steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
-        lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS), why))
+        parts = seqs * max(2 * layer.mlp.intermediate for layer in spec.layers) * _SUMMED_BYTES if low_bit else 0
+        lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS) + parts, why))
     return tuple(lines)
 
 
