@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
+from headrace.plan.graph_rows import row_buckets
+from headrace.runner import draft_graphs
+from headrace.runner.draft_graphs import DraftGraph
 from headrace.scheduler.drafter import Drafter
 from headrace.types import (
     Admission,
@@ -163,6 +167,55 @@ def test_fifteen_drafts_in_sixteen_rows_of_a_cache_too_small_for_them(hybrid: Pa
     agree(answers(core, requests), expected)
     assert core.stats().preemptions_total > 0
     assert {drafts for drafts, _ in counts} == set(range(16)) and counts[15, 15] > 0
+
+
+class Uncaptured(DraftGraph):
+    """What a graph would replay, computed each time; the references want to know how long rows are."""
+
+    def capture(self) -> None:
+        """Nothing to do."""
+
+    def _run(self, kind: str) -> None:
+        self._made[kind] = self._compute()
+
+    def _draws(self, names: tuple[int, ...]) -> bool:
+        return False
+
+    def _row_tokens(self) -> tuple[int, ...]:
+        return tuple(end - begin for begin, end in pairwise((*self._begins, self.tokens)))
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_steps_as_they_are_captured(checkpoint: Path, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many numbers of rows, with any number of tokens in all, padding among them."""
+    monkeypatch.setattr(draft_graphs, "DraftGraph", Uncaptured)
+    monkeypatch.setattr(draft_graphs, "memory_left", lambda: (0, 0))
+    monkeypatch.setattr(draft_graphs, "_WARM_UPS", 1)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    requests = make_requests(32, 100)
+    settings: dict[str, object] = {"max_seqs": 11, "chunk_tokens": 64, "page_tokens": 4}
+    expected = answers(build(checkpoint, None, **settings), requests)
+    drafter = ScriptedDrafter({name: a.tokens for name, a in expected.items()}, 7, 100, chances=(0.5, 0.9, 1.0), pause=60)
+    core = build(checkpoint, drafter, loop=loop, **settings)
+    runner: Any = core._runner
+    runner._drafting.capture(row_buckets(11))
+    used = replays(runner._drafting.graphs)
+    agree(answers(core, requests), expected)
+    assert len({rows for rows, _ in used}) >= 3 and {tokens // rows for rows, tokens in used} == {1, 2, 4, 8}
+
+
+def replays(graphs: Any) -> set[tuple[int, int]]:
+    """The (rows, tokens) of graphs that are replayed from now on."""
+    used, found = set(), graphs.graph_for
+
+    def graph_for(rows: Any, *, deferred: bool) -> Any:
+        graph = found(rows, deferred=deferred)
+        if graph is not None:
+            used.add((graph.size, graph.tokens))
+        return graph
+
+    graphs.graph_for = graph_for
+    return used
 
 
 def test_last_chunks_as_long_as_rows_with_drafts(hybrid: Path) -> None:

@@ -10,16 +10,16 @@ from headrace.types import Request
 
 class ScriptedDrafter:
     """Proposals of 0 to `most` drafts, each of which is the token of `answers` (by request id) with a chance that is one of
-    `chances`, drawn for the proposal.
+    `chances`, drawn for the proposal. pause: after so many proposals the next so many are empty.
 
     Since it knows the answers, it also knows what of its proposals is accepted before the engine does, and where to go on.
     """
 
     def __init__(
         self, answers: dict[str, list[int]], most: int, vocab_size: int, *, chances: Sequence[float] = (0.5,),
-        seed: int = 0,
+        seed: int = 0, pause: int = 0,
     ) -> None:
-        self.most, self.answers = most, answers
+        self.most, self.answers, self._pause, self._asked = most, answers, pause, 0
         self._vocab_size, self._chances, self._rng = vocab_size, chances, random.Random(seed)
         self._yields: dict[str, list[int]] = {}  # of each request's rows, as far as they asked
 
@@ -27,7 +27,9 @@ class ScriptedDrafter:
         answer, yields = self.answers[request.id], self._yields.setdefault(request.id, [])
         known = len(output) + (sum(yields[-unseen:]) or unseen if unseen else 0)
         chance = self._rng.choice(self._chances)
-        following = answer[known : known + self._rng.randint(0, most)]
+        self._asked += 1
+        silent = self._pause > 0 and self._asked // self._pause % 2 == 1
+        following = [] if silent else answer[known : known + self._rng.randint(0, most)]
         drafts = tuple(t if self._rng.random() < chance else self._rng.randrange(self._vocab_size) for t in following)
         accepted = next((i for i, (t, d) in enumerate(zip(following, drafts, strict=True)) if t != d), len(drafts))
         yields.append(1 + accepted)

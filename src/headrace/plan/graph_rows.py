@@ -29,6 +29,14 @@ def bucket_of(rows: int, buckets: tuple[int, ...]) -> int | None:
     return next((size for size in buckets if size >= rows), None)
 
 
+def draft_widths(drafts: int) -> tuple[int, ...]:
+    """Tokens of a row on average, rising: steps with drafts are captured for each. The last is all that rows may have."""
+    widths = [1 + drafts]
+    while widths[0] > 2:
+        widths.insert(0, -(-widths[0] // 2))
+    return tuple(widths)
+
+
 def graph_bytes(spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0, logit_rows: int = 0) -> int:
     """Device memory of the graphs of steps of up to max_rows rows, and of as many with `drafts` drafts each if there are any.
 
@@ -41,5 +49,7 @@ def graph_bytes(spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0,
     logits = max(max_rows, min(tokens, logit_rows)) * spec.vocab_size * itemsize(dtypes.compute)
     activations = tokens * (8 * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * wide
     step_nodes = len(spec.layers) * _LAYER_NODES
-    nodes = len(row_buckets(max_rows)) * (2 * step_nodes + tokens // max_rows * _DRAW_NODES if drafts else step_nodes)
+    if drafts:
+        step_nodes += len(draft_widths(drafts)) * (step_nodes + (1 + drafts) * _DRAW_NODES)
+    nodes = len(row_buckets(max_rows)) * step_nodes
     return logits + activations + _SEGMENT_BYTES + _LIBRARY_BYTES + nodes * _NODE_BYTES

@@ -20,24 +20,27 @@ from headrace.types import Row
 @dataclass(frozen=True, slots=True)
 class Runs:
     """The S rows of a step that sample, each a run of tokens: one behind its last certain token, one behind each draft that it
-    accepts. W is the most that any row may yield.
+    accepts. Their places, N in all, lie run by run.
 
-    slots: on the host. named [S] int64: the same; where [S]: with padding for those that are frozen. positions [S]: of each
-    run's first token. drafts [W - 1, S], of which counts [S] count. hidden_at [W, S]: the tokens of the batch behind which to
-    draw; past a row's drafts any.
+    tokens [T]: the batch's. last [S] int32: of them the runs' last certain ones, which counts [S] int64 drafts follow. slots
+    [S] int64: with padding for those that are frozen. positions [S] int64: of `last`. begins [S] int32: the runs' first places.
+    Of each place, [N] int64: place_at, the token that it is drawn behind, None where that is all tokens; place_slots; drawn_at,
+    its position. On the host: names, the slots; place_names, those of places; most, the most places of a run.
     """
 
-    slots: tuple[int, ...]
-    named: Tensor
-    where: Tensor
-    positions: Tensor
-    drafts: Tensor
+    tokens: Tensor
+    last: Tensor
     counts: Tensor
-    hidden_at: Tensor
-
-    @property
-    def width(self) -> int:
-        return len(self.hidden_at)
+    slots: Tensor
+    positions: Tensor
+    begins: Tensor
+    place_at: Tensor | None
+    place_slots: Tensor
+    drawn_at: Tensor
+    names: tuple[int, ...]
+    place_names: tuple[int, ...]
+    host_begins: tuple[int, ...]
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,11 @@ def short_first(rows: Sequence[Row]) -> tuple[Row, ...]:
 def upload_words(max_tokens: int, slots: int, pages: int) -> int:
     """8-byte words that `DraftPacker` sends at most, for steps of max_tokens tokens and `pages` pages in all groups together.
 
-    Each token has its id, row and place in it; a row its slot, offset, certain tokens and length, and if it samples its place
-    among the rows, its last certain token, its draft count and whether its first token is on the device.
+    Each token has its id, row and place in it, and if something is drawn behind it, itself and its run; a row its slot, offset,
+    certain tokens and length, and if it samples its place among the rows, its last certain token, its first place, its draft
+    count and whether its first token is on the device.
     """
-    return 3 * max_tokens + 9 * min(max_tokens, slots) + 2 * pages + 8
+    return 5 * max_tokens + 9 * min(max_tokens, slots) + 2 * pages + 8
 
 
 class DraftPacker:
@@ -88,10 +92,13 @@ class DraftPacker:
         slots, certain = upload.add([row.slot for row in rows]), upload.add(sure)
         row_counts, row_offsets = upload.add(counts), upload.add(offsets, torch.int32)
         carried = upload.add([i for i, row in enumerate(rows) if not row.tokens])
-        sampled = [i for i, row in enumerate(rows) if row.samples]
         others = upload.add([i for i, row in enumerate(rows) if not row.samples])
-        runs_at, last = upload.add(sampled), upload.add((offsets[:-1] + sure - 1)[sampled])
-        drafted = upload.add((counts - sure)[sampled])
+        sampled = np.array([i for i, row in enumerate(rows) if row.samples], dtype=np.int64)
+        last, places = (offsets[:-1] + sure - 1)[sampled], (counts - sure)[sampled] + 1
+        begins = places.cumsum() - places
+        runs_at, run_last, run_counts = upload.add(sampled), upload.add(last, torch.int32), upload.add(places - 1)
+        run_begins, place_run = upload.add(begins, torch.int32), upload.add(np.arange(len(sampled)).repeat(places))
+        place_at = upload.add(np.arange(places.sum()) + (last - begins).repeat(places))
         updates = [upload.add(part) for part in self._tables.places((r.slot, u) for r in rows for u in r.page_updates)]
         upload.send()
 
@@ -118,23 +125,14 @@ class DraftPacker:
             deferred=_deferred(at(certain), where, counts, folds) if deferred else None,
         )
         runs = None
-        if sampled:
-            width = 1 + max(len(rows[i].drafts) for i in sampled)
-            names = tuple(rows[i].slot for i in sampled)
-            picked = at(runs_at)
-            first = starts[picked] + at(certain)[picked]
-            runs = runs_of(tokens, names, at(slots)[picked], where[picked], first, at(last), at(drafted), width)
+        if len(sampled):
+            run_slots, names = where[at(runs_at)], [rows[i].slot for i in sampled]
+            runs = Runs(
+                tokens, at(run_last), at(run_counts), run_slots, positions[at(run_last).long()], at(run_begins), at(place_at),
+                run_slots[at(place_run)], positions[at(place_at)] + 1, tuple(names),
+                tuple(np.array(names).repeat(places).tolist()), tuple(begins.tolist()), int(places.max()),
+            )
         return DraftStep(batch, runs, at(certain), at(others) if others.count else None)
-
-
-def runs_of(
-    tokens: Tensor, names: tuple[int, ...], slots: Tensor, where: Tensor, positions: Tensor, last: Tensor, counts: Tensor,
-    width: int,
-) -> Runs:
-    """Runs of a batch's tokens [T]; last [S]: each row's last certain token, which its drafts follow."""
-    step = torch.arange(width, device=tokens.device)[:, None]
-    hidden_at = (last + step).clamp_(max=len(tokens) - 1)
-    return Runs(names, slots, where, positions, tokens[hidden_at[1:]], counts, hidden_at)
 
 
 def _deferred(certain: Tensor, slots: Tensor, counts: np.ndarray, folds: bool) -> Deferred:

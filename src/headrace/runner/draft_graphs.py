@@ -1,19 +1,21 @@
-"""Steps of rows with drafts as CUDA graphs: for each number of rows one without drafts, and one of as many as rows may have."""
+"""Steps of rows with drafts as CUDA graphs, for numbers of rows and of tokens: any lengths and draft counts are a replay."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.kernels.accept_drafts import DraftSlots
+from headrace.kernels.row_places import row_places
 from headrace.kernels.row_positions import row_positions
 from headrace.kernels.slot_lookup import slot_lookup
 from headrace.layers.batch import Batch, Deferred, Pools
 from headrace.models.decoder import Decoder
-from headrace.plan.graph_rows import bucket_of
+from headrace.plan.graph_rows import bucket_of, draft_widths
 from headrace.runner.draft_batch import Runs
 from headrace.runner.graphs import memory_left
 from headrace.runner.page_tables import PageTables
@@ -23,15 +25,17 @@ from headrace.runner.verify import DrawnRuns, Verifier
 from headrace.types import Row
 
 _WARM_UPS = 2
+_STEP, _IN_TURN, _TOGETHER = "step", "in turn", "together"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftInputs:
-    """What changes from step to step, at fixed places in an upload; R rows of W tokens, U page updates at most."""
+    """What changes from step to step, at fixed places in an upload; R rows of T tokens in all, U page updates at most."""
 
     slots: Span  # [R] int64
-    drafts: Span  # [R * (W - 1)] int64
+    drafts: Span  # [T] int64; a row's first token is its slot's next input
     counts: Span  # [R] int64, of drafts
+    offsets: Span  # [R + 1] int32
     updated: Span  # [U] int64, indices of the page tables' entries
     pages: Span  # [U] int64, what they become
 
@@ -51,119 +55,157 @@ class DraftCaptured:
 
 
 class DraftGraph:
-    """A step of `size` rows of `width` tokens: the next input of each row's slot, and its drafts.
+    """A step of `size` rows, `size * width` tokens in all, at most `most` in a row: next inputs of their slots, and drafts.
 
-    A row with fewer drafts has others behind them that count for nothing: nobody looks at what they compute, and their keys and
+    Tokens that the rows lack follow their drafts, and count for nothing: nobody looks at what they compute, and their keys and
     values go to the padding page. Rows that a step lacks are padding. With a width of 1 the step is an engine's without drafts.
     Drawing, accepting and moving on is a graph of its own, of two kinds, or left out for rows that the host must help to draw.
     """
 
-    def __init__(self, size: int, width: int, over: DraftCaptured) -> None:
-        self.size, self.width = size, width
+    def __init__(self, size: int, width: int, most: int, over: DraftCaptured) -> None:
+        self.size, self.tokens, self.most = size, size * width, most if width > 1 else 1
         self._over, self._tables = over, over.tables
-        self.most_updates = size * updates_of(over.tables, width)
+        self.most_updates = size * len(over.tables.entries) * -(-self.most // over.tables.page_tokens)
         device = over.sampler.device
-        self._upload = Upload(size * (1 + width) + 2 * self.most_updates, device)
-        self._row_offsets = torch.arange(0, size * width + 1, width, dtype=torch.int32, device=device)
-        self._hidden_at = torch.arange(size * width, device=device).view(size, width).T  # [width, size]
+        self._upload = Upload(3 * size + self.tokens + 1 + 2 * self.most_updates, device)
+        self._nowhere = over.tables.entries[:, over.tables.padding_slot, 0] * over.tables.page_tokens  # [G]
         certain = torch.ones(size, dtype=torch.int32, device=device)
-        self._deferred = Deferred(certain, size, size * width, self._row_offsets[:0].long()) if width > 1 else None
-        self._nowhere = over.tables.entries[:, over.tables.padding_slot, :1] * over.tables.page_tokens  # [G, 1]
+        self._deferred = Deferred(certain, size, self.tokens, certain[:0].long()) if width > 1 else None
+        self._begins: tuple[int, ...] = ()
         self._inputs = self._write(())
         self._upload.send()
-        self._step, self._in_turn = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self._together = torch.cuda.CUDAGraph() if width > 1 else None
+        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._made: dict[str, Any] = {}  # what each graph leaves behind
 
     def warm_up(self) -> None:
         """Run all that will be captured: kernels are compiled and libraries allocate, which a capture does not allow."""
         for _ in range(_WARM_UPS):
-            runs, hidden = self._compute()
-            for together in (False, True)[: self.width]:
-                self._finish(runs, hidden, together=together)
+            computed = self._compute()
+            for kind in self._kinds:
+                self._finish(kind, *computed)
 
     def capture(self) -> None:
         """After this the step can be replayed."""
-        memory = self._over.memory
-        with torch.cuda.graph(self._step, pool=memory):
-            self._computed = self._compute()
-        with torch.cuda.graph(self._in_turn, pool=memory):
-            self._drawn_in_turn = self._finish(*self._computed, together=False)
-        if self._together is not None:
-            with torch.cuda.graph(self._together, pool=memory):
-                self._drawn_together = self._finish(*self._computed, together=True)
+        for kind in (_STEP, *self._kinds):
+            self._graphs[kind] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graphs[kind], pool=self._over.memory):
+                self._made[kind] = self._compute() if kind == _STEP else self._finish(kind, *self._made[_STEP])
 
     def replay(self, rows: tuple[Row, ...]) -> DrawnRuns:
         """Run the step for `rows`, of which there are at most `size`, draw their tokens, and move their slots on."""
         self._write(rows)
         self._upload.send()
-        self._step.replay()
-        slots, sampler = tuple(row.slot for row in rows), self._over.sampler
-        if not sampler.draws_on_device(slots) or sampler.reports(slots):
-            runs, hidden = self._computed
-            return self._over.eager.draw(_first(runs, slots), hidden, deferred=self.width > 1)
-        if self._together is not None and sampler.independent(slots):
-            self._together.replay()
-            drawn = self._drawn_together
-        else:
-            self._in_turn.replay()
-            drawn = self._drawn_in_turn
-        sampler.note_draw(slots)
-        return DrawnRuns(drawn.tokens[:, : len(rows)], drawn.emitted[: len(rows)])
+        self._run(_STEP)
+        names, sampler = tuple(row.slot for row in rows), self._over.sampler
+        if not self._draws(names):
+            runs, hidden = self._made[_STEP]
+            return self._over.eager.draw(self._named(runs, names), hidden, deferred=self._deferred is not None)
+        kind = _TOGETHER if _TOGETHER in self._kinds and sampler.independent(names) else _IN_TURN
+        self._run(kind)
+        sampler.note_draw(names)
+        drawn: DrawnRuns = self._made[kind]
+        begins = self._begins if kind == _TOGETHER else tuple(range(self.size))
+        return replace(drawn, emitted=drawn.emitted[: len(rows)], begins=begins[: len(rows)])
+
+    def _draws(self, names: tuple[int, ...]) -> bool:
+        """Whether graphs draw for these slots."""
+        return self._over.sampler.draws_on_device(names) and not self._over.sampler.reports(names)
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        return (_IN_TURN, _TOGETHER) if self.most > 1 else (_IN_TURN,)
+
+    def _run(self, kind: str) -> None:
+        self._graphs[kind].replay()
 
     def _write(self, rows: tuple[Row, ...]) -> DraftInputs:
         upload, spare = self._upload, self.size - len(rows)
-        upload.begin()
-        drafts = [(*row.drafts, *(0,) * (self.width - 1 - len(row.drafts))) for row in rows]
+        widths = self._widths([1 + len(row.drafts) for row in rows] + [1] * spare)
+        offsets = [0, *accumulate(widths)]
+        self._begins = tuple(offsets[:-1])
+        drafts = [0] * self.tokens
+        for begin, row in zip(self._begins, rows, strict=False):
+            drafts[begin + 1 : begin + 1 + len(row.drafts)] = row.drafts
         indices, pages = self._tables.places((row.slot, update) for row in rows for update in row.page_updates)
         idle = self.most_updates - len(indices)
+        upload.begin()
         return DraftInputs(
             slots=upload.add([row.slot for row in rows] + [self._tables.padding_slot] * spare),
-            drafts=upload.add([token for row in drafts for token in row] + [0] * spare * (self.width - 1)),
+            drafts=upload.add(drafts),
             counts=upload.add([len(row.drafts) for row in rows] + [0] * spare),
+            offsets=upload.add(offsets, torch.int32),
             updated=upload.add(indices + [self._tables.padding_entry] * idle),
             pages=upload.add(pages + [self._tables.padding_page] * idle),
         )
 
+    def _widths(self, widths: list[int]) -> list[int]:
+        """The same with the tokens that are left."""
+        left = self.tokens - sum(widths)
+        for row, width in enumerate(widths):
+            more = min(left, self.most - width)
+            widths[row] += more
+            left -= more
+        return widths
+
     def _compute(self) -> tuple[Runs, Tensor]:
-        """The rows' runs, and the hidden states [size * width, hidden] of their tokens."""
+        """The rows' runs, and the hidden states [tokens, hidden] of their tokens."""
         batch, runs = self._batch()
         return runs, self._over.decoder(batch, self._over.pools)
 
-    def _finish(self, runs: Runs, hidden: Tensor, *, together: bool) -> DrawnRuns:
+    def _finish(self, kind: str, runs: Runs, hidden: Tensor) -> DrawnRuns:
         verifier = self._over.captured
-        return (verifier.draw_together if together else verifier.draw_in_turn)(runs, hidden, deferred=self.width > 1)
+        draw = verifier.draw_together if kind == _TOGETHER else verifier.draw_in_turn
+        return draw(runs, hidden, deferred=self._deferred is not None)
 
     def _batch(self) -> tuple[Batch, Runs]:
         at, inputs, tables, kept = self._upload.tensor, self._inputs, self._tables, self._over.slots
-        slots, counts = at(inputs.slots), at(inputs.counts)
-        where, positions, lengths, first, written = row_positions(
-            slots, counts, kept.positions, kept.ends, kept.frozen, self.width
+        offsets, counts = at(inputs.offsets), at(inputs.counts)
+        where, starts, lengths, positions, owners, written = row_positions(
+            at(inputs.slots), offsets, counts, kept.positions, kept.ends, kept.frozen, self.tokens
         )
-        newest, found, places = slot_lookup(
-            tables.entries, at(inputs.updated), at(inputs.pages), kept.next_tokens, where, positions, tables.page_tokens
+        newest, found, _ = slot_lookup(
+            tables.entries, at(inputs.updated), at(inputs.pages), kept.next_tokens, where, starts, tables.page_tokens
         )
-        drafts = at(inputs.drafts).view(self.size, -1)
+        tokens, places = row_places(
+            found, newest, offsets, positions, written, at(inputs.drafts), self._nowhere, tables.page_tokens
+        )
         batch = Batch(
-            tokens=torch.cat([newest[:, None], drafts], 1).flatten(),
+            tokens=tokens,
             positions=positions,
-            row_offsets=self._row_offsets,
+            row_offsets=offsets,
             slots=where,
             lengths=lengths,
             page_tables=found.unbind(),
-            write_at=torch.where(written, places, self._nowhere).unbind(),
-            host_row_tokens=(self.width,) * self.size,
+            write_at=places.unbind(),
+            host_row_tokens=self._row_tokens(),
             deferred=self._deferred,
         )
-        return batch, Runs((), slots, where, first, drafts.T, counts, self._hidden_at)
+        first = offsets[:-1]
+        return batch, Runs(tokens, first, counts, where, starts, first, None, owners, positions + 1, (), (), (), self.most)
+
+    def _row_tokens(self) -> tuple[int, ...]:
+        """Bounds."""
+        return (self.most,) * self.size
+
+    def _named(self, runs: Runs, names: tuple[int, ...]) -> Runs:
+        """The runs of a step's first rows, by name."""
+        count, places = len(names), (*self._begins, self.tokens)[len(names)]
+        widths = [end - begin for begin, end in zip(self._begins, (*self._begins[1:], self.tokens), strict=True)]
+        place_names = tuple(name for name, width in zip(names, widths, strict=False) for _ in range(width))
+        return Runs(
+            runs.tokens, runs.last[:count], runs.counts[:count], runs.slots[:count], runs.positions[:count],
+            runs.begins[:count], None, runs.place_slots[:places], runs.drawn_at[:places], names, place_names,
+            self._begins[:count], self.most,
+        )
 
 
 class DraftGraphs:
-    """The graphs of all sizes and both widths. pool_bytes, device_bytes: what they took of torch's memory, the device's."""
+    """The graphs of all sizes and widths. pool_bytes, device_bytes: what they took of torch's memory and of the device's."""
 
     def __init__(self, sizes: tuple[int, ...], drafts: int, over: DraftCaptured) -> None:
-        self._sizes, self._drafts = sizes, drafts
-        shapes = [(size, width) for width in (1 + drafts, 1) for size in reversed(sizes)]
-        self._graphs = {shape: DraftGraph(*shape, over) for shape in shapes}
+        self._sizes, self._widths = sizes, draft_widths(drafts)
+        shapes = [(size, width) for width in reversed((1, *self._widths)) for size in reversed(sizes)]
+        self._graphs = {(size, width): DraftGraph(size, width, 1 + drafts, over) for size, width in shapes}
         for graph in self._graphs.values():
             graph.warm_up()
         free_bytes, reserved_bytes = memory_left()
@@ -181,20 +223,8 @@ class DraftGraphs:
         size = bucket_of(len(rows), self._sizes)
         if size is None or any(row.tokens or not row.samples for row in rows):
             return None
-        graph = self._graphs[size, 1 + self._drafts if deferred else 1]
+        tokens = size + sum(len(row.drafts) for row in rows)
+        width = next(width for width in self._widths if size * width >= tokens) if deferred else 1
+        graph = self._graphs[size, width]
         updates = sum(len(update.pages) for row in rows for update in row.page_updates)
         return graph if updates <= graph.most_updates else None
-
-
-def updates_of(tables: PageTables, width: int) -> int:
-    """Pages that a row of `width` tokens may need anew, in all groups."""
-    return len(tables.entries) * -(-width // tables.page_tokens)
-
-
-def _first(runs: Runs, names: tuple[int, ...]) -> Runs:
-    """Those of a step's first rows, by name."""
-    count = len(names)
-    return replace(
-        runs, slots=names, named=runs.named[:count], where=runs.where[:count], positions=runs.positions[:count],
-        drafts=runs.drafts[:, :count], counts=runs.counts[:count], hidden_at=runs.hidden_at[:, :count],
-    )

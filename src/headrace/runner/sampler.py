@@ -106,13 +106,8 @@ class Sampler:
         return tokens
 
     def tokens_of(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Tensor:
-        """Tokens [W, R] for W positions of each row at once, logits [W, R, V] and positions [W, R]: of `independent` rows.
-
-        They are not counted.
-        """
-        features = [self._features[slot] for slot in slots] * len(logits)
-        tokens = sample(logits.flatten(0, 1), self.state, where.repeat(len(logits)), positions.flatten(), features)
-        return tokens.view(positions.shape)
+        """As `tokens_at`, of `independent` slots, each as often as it may be. They are not counted."""
+        return sample(logits, self.state, where, positions, [self._features[slot] for slot in slots])
 
     def reports(self, slots: Sequence[int]) -> bool:
         """Whether one of these slots asked for log-probabilities."""

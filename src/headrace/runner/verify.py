@@ -9,12 +9,12 @@ max_tokens, and the slot is frozen there: later rows of a frozen slot, which may
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from headrace.kernels.accept_drafts import DraftSlots, accept_drafts, ends_message
+from headrace.kernels.accept_drafts import DraftSlots, Drawn, accept_drafts, ends_message
 from headrace.plan.budget import LOGIT_ROWS
 from headrace.runner.draft_batch import DraftStep, Runs
 from headrace.runner.progress import pass_by
@@ -26,23 +26,28 @@ Logits = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DrawnRuns:
-    """tokens [W, S]: of each run its first emitted [S] count. scored: log-probabilities at each of the W places."""
+    """tokens [N]: run s yields emitted[s] of them, from begins[s] on and then every stride-th. scored: log-probabilities, each
+    with the place of its first row.
+    """
 
     tokens: Tensor
     emitted: Tensor
-    scored: tuple[Scored, ...] = ()
+    begins: tuple[int, ...]
+    stride: int
+    scored: tuple[tuple[int, Scored], ...] = ()
 
     def to_host(self) -> DrawnRuns:
         """Copies that may be read once the device has come this far."""
         tokens, emitted = (x.to("cpu", non_blocking=True) for x in (self.tokens, self.emitted))
-        return DrawnRuns(tokens, emitted, tuple(scored.to_host() for scored in self.scored))
+        return replace(self, tokens=tokens, emitted=emitted, scored=tuple((at, each.to_host()) for at, each in self.scored))
 
     def results(self) -> Iterator[tuple[tuple[int, ...], tuple[TokenLogprob, ...]]]:
         """Each run's tokens, with their log-probabilities if it asked for them. Waits for a device."""
-        entries = [scored.read() for scored in self.scored]
-        for run, (tokens, count) in enumerate(zip(self.tokens.T.tolist(), self.emitted.tolist(), strict=True)):
-            logprobs = tuple(found[run] for found in entries[:count] if run in found)
-            yield tuple(tokens[:count]), logprobs
+        tokens = self.tokens.tolist()
+        entries = {first + row: entry for first, each in self.scored for row, entry in each.read().items()}
+        for begin, count in zip(self.begins, self.emitted.tolist(), strict=True):
+            places = range(begin, begin + count * self.stride, self.stride)
+            yield tuple(tokens[p] for p in places), tuple(entries[p] for p in places if p in entries)
 
 
 class Verifier:
@@ -61,56 +66,63 @@ class Verifier:
 
     def draw(self, runs: Runs, hidden: Tensor, *, deferred: bool) -> DrawnRuns:
         """Each run's tokens, counted as generated. Its slot moves on by them, and is frozen if they end the message."""
-        together = runs.width > 1 and self._sampler.independent(runs.slots)
+        together = runs.most > 1 and self._sampler.independent(runs.names)
         drawn = (self.draw_together if together else self.draw_in_turn)(runs, hidden, deferred=deferred)
-        self._sampler.note_draw(runs.slots)
+        self._sampler.note_draw(runs.names)
         return drawn
 
     def draw_in_turn(self, runs: Runs, hidden: Tensor, *, deferred: bool) -> DrawnRuns:
         """Place by place: each token is counted before the next is drawn, as penalties and min_tokens need it."""
         tokens: list[Tensor] = []
-        scored: list[Scored] = []
-        counted = runs.where
-        for logits in self._slices(runs, hidden):  # [n, S, V]
+        scored: list[tuple[int, Scored]] = []
+        counted, size = runs.slots, len(runs.slots)
+        for logits in self._by_place(runs, hidden):  # [n, S, V]
             for x in logits:
                 if tokens:
-                    counted = self._going_on(runs, counted, tokens[-1], len(tokens) - 1)
-                drawn = self._sampler.tokens_at(x, runs.slots, runs.named, runs.positions + len(tokens), counted)
-                scored.append(self._sampler.scored(x, drawn, runs.slots))
+                    counted = self._going_on(runs, counted, tokens[-1], len(tokens))
+                drawn = self._sampler.tokens_at(x, runs.names, runs.slots, runs.positions + (len(tokens) + 1), counted)
+                scored.append((len(tokens) * size, self._sampler.scored(x, drawn, runs.names)))
                 tokens.append(drawn)
             del logits, x  # before the next slice's are made
-        return self._accept(runs, torch.stack(tokens), tuple(scored), counted=True, deferred=deferred)
+        begins = torch.arange(size, dtype=torch.int32, device=hidden.device)
+        found = Drawn(torch.cat(tokens), begins, size, runs.most)
+        emitted = self._accept(runs, found, counted=True, deferred=deferred)
+        return DrawnRuns(found.tokens, emitted, tuple(range(size)), size, tuple(scored))
 
     def draw_together(self, runs: Runs, hidden: Tensor, *, deferred: bool) -> DrawnRuns:
         """All places of a slice at once, for rows whose draws do not depend on the tokens before them."""
         tokens: list[Tensor] = []
-        scored: list[Scored] = []
-        for logits in self._slices(runs, hidden):
-            places = torch.arange(len(scored), len(scored) + len(logits), device=hidden.device)
-            drawn = self._sampler.tokens_of(logits, runs.slots, runs.named, runs.positions + places[:, None])
-            scored += [self._sampler.scored(x, found, runs.slots) for x, found in zip(logits, drawn, strict=True)]
+        scored: list[tuple[int, Scored]] = []
+        for first in range(0, len(runs.drawn_at), LOGIT_ROWS):
+            part = slice(first, first + LOGIT_ROWS)
+            logits = self._logits(hidden[part] if runs.place_at is None else hidden[runs.place_at[part]])
+            names = runs.place_names[part]
+            drawn = self._sampler.tokens_of(logits, names, runs.place_slots[part], runs.drawn_at[part])
+            scored.append((first, self._sampler.scored(logits, drawn, names)))
             tokens.append(drawn)
             del logits
-        return self._accept(runs, torch.cat(tokens), tuple(scored), counted=False, deferred=deferred)
+        found = Drawn(torch.cat(tokens), runs.begins, 1, runs.most)
+        emitted = self._accept(runs, found, counted=False, deferred=deferred)
+        return DrawnRuns(found.tokens, emitted, runs.host_begins, 1, tuple(scored))
 
-    def _slices(self, runs: Runs, hidden: Tensor) -> Iterator[Tensor]:
-        """Logits [n, S, V] of the runs' places in order, a bounded number of rows at a time."""
-        rows = runs.hidden_at.shape[1]
+    def _by_place(self, runs: Runs, hidden: Tensor) -> Iterator[Tensor]:
+        """Logits [n, S, V] behind the runs' first tokens, then their second ones, a bounded number of rows at a time."""
+        rows = len(runs.slots)
         step = max(1, LOGIT_ROWS // rows)
-        for first in range(0, runs.width, step):
-            at = runs.hidden_at[first : first + step]
-            yield self._logits(hidden[at.flatten()]).view(len(at), rows, -1)
+        place = torch.arange(runs.most, device=hidden.device)[:, None]
+        at = runs.last + torch.minimum(place, runs.counts)  # [most, S]
+        for first in range(0, runs.most, step):
+            part = at[first : first + step]
+            yield self._logits(hidden[part.flatten()]).view(len(part), rows, -1)
 
     def _going_on(self, runs: Runs, counted: Tensor, tokens: Tensor, place: int) -> Tensor:
-        """counted [S] with padding for rows that yield nothing behind `tokens` [S], drawn at `place`."""
-        ended = ends_message(tokens, runs.positions + place, runs.where, self._slots)
-        goes_on = (tokens == runs.drafts[place]) & (runs.counts > place) & ~ended
-        return torch.where(goes_on, counted, self._padding_slot)
+        """counted [S] with padding for rows of which nothing counts at `place`, behind `tokens` [S]."""
+        ended = ends_message(tokens, runs.positions + place, runs.slots, self._slots)
+        drafts = runs.tokens[(runs.last.long() + place).clamp(max=len(runs.tokens) - 1)]
+        return torch.where((tokens == drafts) & (runs.counts >= place) & ~ended, counted, self._padding_slot)
 
-    def _accept(
-        self, runs: Runs, tokens: Tensor, scored: tuple[Scored, ...], *, counted: bool, deferred: bool
-    ) -> DrawnRuns:
-        emitted = accept_drafts(
-            tokens, runs.drafts, runs.counts, runs.where, runs.positions, self._slots, counted=counted, deferred=deferred
+    def _accept(self, runs: Runs, drawn: Drawn, *, counted: bool, deferred: bool) -> Tensor:
+        return accept_drafts(
+            drawn, runs.tokens, runs.last, runs.counts, runs.slots, runs.positions, self._slots, counted=counted,
+            deferred=deferred,
         )
-        return DrawnRuns(tokens, emitted, scored)

@@ -1,10 +1,20 @@
-"""What is known of every slot's sequence on the device alone."""
+"""What is drawn for rows with drafts, and what is known of every slot's sequence on the device alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """tokens [N] int64: those of row r are tokens[begins[r] + j * stride]; begins [R] int32. most: the most of a row."""
+
+    tokens: Tensor
+    begins: Tensor
+    stride: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.accept_drafts.slots import DraftSlots
+from headrace.kernels.accept_drafts.slots import DraftSlots, Drawn
 from headrace.kernels.dispatch import early
 from headrace.kernels.sample.slots import ENDS_MESSAGE
 from headrace.kernels.tile import await_previous, let_next_start
@@ -16,26 +16,26 @@ from headrace.kernels.variant import Variant
 _ENDS = tl.constexpr(ENDS_MESSAGE)
 
 
-@triton.jit(do_not_specialize=["padding", "width", "draft_stride", "draft_row_stride"])
+@triton.jit(do_not_specialize=["padding", "stride"])
 def _accept(
-    tokens, drafts, counts, slots, positions, next_positions, ends, frozen, pending, parity, next_tokens, integers, marks,
-    emitted, padding, width, draft_stride, draft_row_stride, vocab,
-    COUNTED: tl.constexpr, DEFERRED: tl.constexpr, EARLY: tl.constexpr,
+    drawn, begins, tokens, last, counts, slots, positions, next_positions, ends, frozen, pending, parity, next_tokens, integers,
+    marks, emitted, padding, stride, vocab, COUNTED: tl.constexpr, DEFERRED: tl.constexpr, EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
     await_previous(EARLY)
-    row, rows = tl.program_id(0), tl.num_programs(0)
-    slot, first, count = tl.load(slots + row), tl.load(positions + row), tl.load(counts + row)
+    row = tl.program_id(0)
+    slot, first, count = tl.load(slots + row), tl.load(positions + row) + 1, tl.load(counts + row)
     end, mark_of = tl.load(ends + slot), marks + slot * vocab
-    token = tl.load(tokens + row)
+    at, draft = drawn + tl.load(begins + row), tokens + tl.load(last + row) + 1
+    token = tl.load(at)
     ended = ((tl.load(mark_of + token) & _ENDS) != 0) | (first >= end)
     found = 1
-    at = drafts + row * draft_row_stride
-    while (found < width) & (found <= count) & (ended == 0) & (token == tl.load(at, mask=found < width, other=-1)):
-        token = tl.load(tokens + found * rows + row)
+    while (found <= count) & (ended == 0) & (token == tl.load(draft, mask=found <= count, other=-1)):
+        at += stride
+        draft += 1
+        token = tl.load(at)
         ended = ((tl.load(mark_of + token) & _ENDS) != 0) | (first + found >= end)
         found += 1
-        at += draft_stride
     tl.store(emitted + row, found)
     if slot != padding:
         tl.store(next_positions + slot, first + found - 1)
@@ -49,24 +49,24 @@ def _accept(
 
 
 def accept_drafts(
-    tokens: Tensor, drafts: Tensor, counts: Tensor, slots: Tensor, positions: Tensor, state: DraftSlots, *, counted: bool,
-    deferred: bool,
+    drawn: Drawn, tokens: Tensor, last: Tensor, counts: Tensor, slots: Tensor, positions: Tensor, state: DraftSlots, *,
+    counted: bool, deferred: bool,
 ) -> Tensor:
-    width, rows = tokens.shape
-    emitted = tokens.new_empty(rows)
+    rows = len(slots)
+    emitted = slots.new_empty(rows)
     _accept[(rows,)](
-        tokens.contiguous(), drafts, counts, slots, positions, state.positions, state.ends, state.frozen.view(torch.int8),
-        state.pending, state.parity, state.next_tokens, state.integers, state.marks, emitted, len(state.positions) - 1, width,
-        *drafts.stride(), state.marks.shape[1], counted, deferred, num_warps=1, **early(tokens.device),
+        drawn.tokens, drawn.begins, tokens, last, counts, slots, positions, state.positions, state.ends,
+        state.frozen.view(torch.int8), state.pending, state.parity, state.next_tokens, state.integers, state.marks, emitted,
+        len(state.positions) - 1, drawn.stride, state.marks.shape[1], counted, deferred, num_warps=1, **early(tokens.device),
     )
     return emitted
 
 
-_INT64 = ("tokens", "drafts", "counts", "slots", "positions", "next_positions", "ends", "next_tokens", "integers", "emitted")
-_NUMBERS = ("padding", "width", "draft_stride", "draft_row_stride", "vocab")
+_INT64 = ("drawn", "tokens", "counts", "slots", "positions", "next_positions", "ends", "next_tokens", "integers", "emitted")
+_INT32 = ("begins", "last", "pending", "parity", "marks")
 _SIGNATURE = (
-    dict.fromkeys(_INT64, "*i64") | {"frozen": "*i8"} | dict.fromkeys(("pending", "parity", "marks"), "*i32")
-    | dict.fromkeys(_NUMBERS, "i32")
+    dict.fromkeys(_INT64, "*i64") | {"frozen": "*i8"} | dict.fromkeys(_INT32, "*i32")
+    | dict.fromkeys(("padding", "stride", "vocab"), "i32")
 )
 VARIANTS = tuple(
     Variant(

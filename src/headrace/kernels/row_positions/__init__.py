@@ -9,17 +9,18 @@ from headrace.kernels.row_positions import reference
 
 
 def row_positions(
-    slots: Tensor, counts: Tensor, positions: Tensor, ends: Tensor, frozen: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows of `width` tokens in slots [R], with counts [R] drafts, of S slots of which the last is padding.
+    slots: Tensor, offsets: Tensor, counts: Tensor, positions: Tensor, ends: Tensor, frozen: Tensor, tokens: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows in slots [R], row r of tokens offsets[r] ... offsets[r + 1] (int32 [R + 1], 1 to 16 a row, `tokens` in all).
 
-    -> live [R] int64: slots, the padding slot for those that are frozen [S] bool. at [R * width] int64: each token's position,
-    positions[live] + 0, 1, ... lengths [R] int32: tokens of the sequence with the row. first [R] int64: the position behind
-    its first token. written [R * width] bool: whether the token's keys and values have a place, as a row's first token and its
-    drafts have at positions below ends[live].
+    A row is its slot's next input, counts[r] drafts, and tokens that count for nothing. positions, ends, frozen are of S slots,
+    the last of which is padding. -> live [R] int64: slots, the padding slot for those that are frozen. starts [R] int64:
+    positions[live]. lengths [R] int32: tokens of the sequence with the row. Of each token, [T]: at int64, its position; owners
+    int64, its row's live slot; written bool: whether its keys and values have a place, as the input and the drafts have at
+    positions below ends[live].
     """
     if runs_triton_on(slots.device):
         from headrace.kernels.row_positions import triton
 
-        return triton.row_positions(slots, counts, positions, ends, frozen, width)
-    return reference.row_positions(slots, counts, positions, ends, frozen, width)
+        return triton.row_positions(slots, offsets, counts, positions, ends, frozen, tokens)
+    return reference.row_positions(slots, offsets, counts, positions, ends, frozen, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,26 +12,32 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """widths: tokens of each row."""
+
     name: str
-    rows: int
-    width: int
+    widths: tuple[int, ...]
     padding: int = 0
 
 
-CASES = (Case("one", 1, 1), Case("plain", 30, 1, 2), Case("five", 7, 5, 1), Case("eight", 40, 8, 3), Case("sixteen", 9, 16))
+CASES = (
+    Case("one", (1,)), Case("plain", (1,) * 30, 2), Case("uneven", (5, 1, 1, 8, 3, 16, 2), 1), Case("eight", (8,) * 40, 3),
+    Case("sixteen", (16,) * 9),
+)
 
 
 def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Every third slot is frozen, and ends lie behind most rows."""
-    rng = torch.Generator().manual_seed(case.rows * 16 + case.width)
-    slots = case.rows + 3
-    used = torch.randperm(slots - 1, generator=rng)[: case.rows]
-    used[case.rows - case.padding :] = slots - 1
+    rows = len(case.widths)
+    rng = torch.Generator().manual_seed(sum(case.widths) + rows)
+    slots, widths = rows + 3, torch.tensor(case.widths)
+    used = torch.randperm(slots - 1, generator=rng)[:rows]
+    used[rows - case.padding :] = slots - 1
     positions, frozen = torch.randint(0, 2**33, (slots,), generator=rng) % 5000, torch.arange(slots) % 3 == 1
     positions[-1], frozen[-1] = 0, False
     return {
-        "slots": used, "counts": torch.randint(0, case.width, (case.rows,), generator=rng), "positions": positions,
-        "ends": positions + torch.randint(0, 3 * case.width, (slots,), generator=rng), "frozen": frozen, "width": case.width,
+        "slots": used, "offsets": torch.tensor([0, *accumulate(case.widths)], dtype=torch.int32),
+        "counts": torch.randint(0, 99, (rows,), generator=rng) % widths, "positions": positions,
+        "ends": positions + torch.randint(0, 20, (slots,), generator=rng), "frozen": frozen, "tokens": sum(case.widths),
     }
 
 
@@ -40,14 +47,16 @@ def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 def slow(
-    *, slots: Tensor, counts: Tensor, positions: Tensor, ends: Tensor, frozen: Tensor, width: int
+    *, slots: Tensor, offsets: Tensor, counts: Tensor, positions: Tensor, ends: Tensor, frozen: Tensor, tokens: int
 ) -> tuple[Tensor, ...]:
     live = [len(positions) - 1 if frozen[slot] else slot for slot in slots.tolist()]
-    at, written = [], []
-    for slot, count in zip(live, counts.tolist(), strict=True):
-        for place in range(width):
-            at.append(int(positions[slot]) + place)
-            written.append(place <= count and at[-1] < int(ends[slot]))
     starts = [int(positions[slot]) for slot in live]
-    found = (live, at, [start + width for start in starts], [start + 1 for start in starts], written)
-    return tuple(torch.tensor(numbers) for numbers in found)
+    lengths, at, owners, written = [], [], [], []
+    for row, (slot, count) in enumerate(zip(live, counts.tolist(), strict=True)):
+        width = int(offsets[row + 1]) - int(offsets[row])
+        lengths.append(starts[row] + width)
+        for place in range(width):
+            at.append(starts[row] + place)
+            owners.append(slot)
+            written.append(place <= count and at[-1] < int(ends[slot]))
+    return tuple(torch.tensor(numbers) for numbers in (live, starts, lengths, at, owners, written))
