@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from headrace.kernels.silu_mul import silu_mul
 from headrace.quant import LinearFormat
 from headrace.quant.unquantized import Plain
 
@@ -41,6 +42,12 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.format.apply(self._weights(), x, prepared=self.prepared)
         return y if self.bias is None else y + self.bias
+
+    def gated(self, x: Tensor) -> Tensor:
+        """x [T, inputs] -> silu of the first half of the outputs times the other half, [T, outputs / 2]."""
+        if self.bias is not None:
+            return silu_mul(self(x))
+        return self.format.apply_gated(self._weights(), x, prepared=self.prepared)
 
     def _weights(self) -> Mapping[str, Tensor]:
         return cast(Mapping[str, Tensor], self._parameters)

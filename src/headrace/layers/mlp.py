@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headrace.kernels.silu_mul import silu_mul
 from headrace.layers.linear import Linear
 from headrace.models.spec import MlpSpec
 
@@ -19,5 +18,5 @@ class Mlp(nn.Module):
         self.down = Linear(spec.intermediate, hidden, bias=spec.bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(silu_mul(self.gate_up(x)))
+        y: Tensor = self.down(self.gate_up.gated(x))
         return y

@@ -34,6 +34,9 @@ class LinearFormat(Protocol):
     def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
         """x [T, inputs] -> x W^T, [T, outputs]."""
 
+    def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+        """x [T, inputs] -> silu of the first half of x W^T times the other half, [T, outputs / 2]."""
+
 
 def format_for(config: Mapping[str, Any]) -> str:
     """Name of the weight format of a checkpoint with this configuration (config.json).

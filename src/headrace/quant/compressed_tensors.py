@@ -215,6 +215,14 @@ class LowBit:
             return low_bit_linear(x, *_parameters(parameters), tiled=prepared)
         return eight_bit_linear(x, *_parameters(parameters), codes=getattr(torch, self.activations), tiled=prepared)
 
+    def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+        from headrace.kernels.low_bit_linear import low_bit_linear
+        from headrace.kernels.silu_mul import silu_mul
+
+        if self.activations is None:
+            return low_bit_linear(x, *_parameters(parameters), tiled=prepared, gated=True)
+        return silu_mul(self.apply(parameters, x, prepared=prepared))
+
 
 def _parameters(parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
     return parameters["weight_packed"], parameters["weight_scale"], parameters.get("weight_zero_point")

@@ -41,3 +41,8 @@ class Plain:
         from headrace.kernels.linear import linear  # here, since a checkpoint's format is told without torch
 
         return linear(x, parameters["weight"])
+
+    def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+        from headrace.kernels.silu_mul import silu_mul
+
+        return silu_mul(self.apply(parameters, x, prepared=prepared))

@@ -43,9 +43,10 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
         yield build(name, cuda.source(name), 0)
     for outputs, inputs in SHAPES:
         for rows in (1, 2, 4, 8):
-            few, x_rows = forms.few_rows_form(rows, outputs, formats, card), forms.x_rows_of(rows)
-            macros = cuda.few_macros(few, x_rows)
-            yield build("few_rows", cuda.source("few_rows"), few.shared_bytes(formats, x_rows), **macros)
+            for gated in (False, True):
+                few, x_rows = forms.few_rows_form(rows, outputs, formats, card, gated=gated), forms.x_rows_of(rows)
+                macros = cuda.few_macros(few, x_rows, gated)
+                yield build("few_rows", cuda.source("few_rows"), few.shared_bytes(formats, x_rows), **macros)
         for rows in (16, 32, 64, 256):
             many = forms.many_rows_form(rows, outputs, inputs, formats, card)
             yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), **cuda.many_macros(many))
@@ -123,12 +124,25 @@ LARGE: list[tuple[Any, ...]] = [  # outputs, inputs, group, zeros, type of x, of
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> None:  # noqa: F811
     outputs, inputs, group, zeros, dtype, scale_dtype = shape
-    case = cases.Case("", rows, outputs, inputs, group, zeros, True, scale_dtype)
+    case = cases.Case("", rows, outputs, inputs, group, zeros, True, scale=scale_dtype)
     packed, scale, zero = (None if t is None else t.cuda() for t in cases.weight(case, torch.Generator().manual_seed(rows)))
     x = torch.randn(rows, inputs, dtype=dtype, device="cuda")
     expected = x.float() @ reference.dequantized(packed, scale, zero, dtype=torch.float32).T
     tile_(packed, scale, zero)
     agree((low_bit_linear(x, packed, scale, zero, tiled=True),), (expected,), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 40])
+@pytest.mark.parametrize("shape", [shape for shape in LARGE if shape[0] % 16 == 0], ids=str)
+def test_gates_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> None:  # noqa: F811
+    outputs, inputs, group, zeros, dtype, scale_dtype = shape
+    case = cases.Case("", rows, outputs, inputs, group, zeros, True, True, scale_dtype)
+    packed, scale, zero = (None if t is None else t.cuda() for t in cases.weight(case, torch.Generator().manual_seed(rows)))
+    x = torch.randn(rows, inputs, dtype=dtype, device="cuda")
+    tile_(packed, scale, zero)
+    expected = reference.low_bit_linear(x.float(), packed, scale, zero, tiled=True, gated=True)
+    agree((low_bit_linear(x, packed, scale, zero, tiled=True, gated=True),), (expected,), dtype)
 
 
 @pytest.mark.parametrize("workspace_bytes", [1, 3 * 2 * 256 * 128, 10**9])

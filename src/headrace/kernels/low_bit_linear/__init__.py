@@ -7,15 +7,18 @@ from torch import Tensor
 from headrace.kernels.low_bit_linear import cuda, reference
 
 
-def low_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False) -> Tensor:
+def low_bit_linear(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False, gated: bool = False
+) -> Tensor:
     """x [T, I] times a weight [O, I] of few bits -> x W^T, [T, O] in x's type.
 
     4 bits: packed int32 [O, I / 8], eight codes c of 0 ... 15 each, the first in the lowest bits; scale [O, I / G], any
     floating type; W[o, i] = (c[o, i] - z) scale[o, i // G] with z = 8, or z from zero, int32 [ceil(O / 8), I / G], eight
     outputs' codes each. 8 bits: packed int8 [O, I], scale [O, 1], W = packed * scale. These are the tensors of checkpoints
     of compressed-tensors. tiled: the same bytes in the order that `layout.tile_` puts them in, which the CUDA kernels read;
-    for 16-bit x on an NVIDIA card only then are these used.
+    for 16-bit x on an NVIDIA card only then are these used. gated: silu of the first half of the outputs times the other half,
+    [T, O / 2]; what lies between may be kept in a wider type than x's.
     """
     if cuda.suits(x, packed, scale, tiled):
-        return cuda.low_bit_linear(x, packed, scale, zero)
-    return reference.low_bit_linear(x, packed, scale, zero, tiled=tiled)
+        return cuda.low_bit_linear(x, packed, scale, zero, gated=gated)
+    return reference.low_bit_linear(x, packed, scale, zero, tiled=tiled, gated=gated)

@@ -22,6 +22,7 @@ class Case:
     group: int
     zeros: bool = False
     tiled: bool = False
+    gated: bool = False
     scale: torch.dtype = torch.bfloat16
 
 
@@ -29,10 +30,14 @@ CASES = (
     Case("one-row", 1, 5, 64, 32),
     Case("odd-outputs", 3, 13, 128, 64, zeros=True, scale=torch.float16),
     Case("whole-row-groups", 4, 9, 24, 24),
+    Case("gated", 2, 6, 64, 32, gated=True),
     Case("no-rows", 0, 16, 128, 128, tiled=True),
     Case("one-row-tiled", 1, 16, 128, 128, tiled=True),
     Case("few-rows-zeros-tiled", 5, 48, 384, 64, zeros=True, tiled=True, scale=torch.float16),
     Case("eight-rows-tiled", 8, 80, 256, 32, tiled=True),
+    Case("gated-tiled", 4, 96, 384, 128, tiled=True, gated=True),
+    Case("gated-odd-tiles-zeros-tiled", 8, 160, 256, 64, zeros=True, tiled=True, gated=True),
+    Case("gated-many-rows-tiled", 19, 64, 256, 128, tiled=True, gated=True),
     Case("nine-rows-tiled", 9, 16, 256, 128, zeros=True, tiled=True),
     Case("many-rows-tiled", 40, 272, 384, 128, tiled=True),
     Case("rows-of-two-blocks-tiled", 77, 144, 256, 32, zeros=True, tiled=True),
@@ -48,7 +53,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     packed, scale, zero = weight(case, rng)
     if case.tiled:
         tile_(packed, scale, zero)
-    return {"x": x, "packed": packed, "scale": scale, "zero": zero, "tiled": case.tiled}
+    return {"x": x, "packed": packed, "scale": scale, "zero": zero, "tiled": case.tiled, "gated": case.gated}
 
 
 def weight(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -70,7 +75,7 @@ def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
     return (op.low_bit_linear(**given),)
 
 
-def slow(*, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, tiled: bool) -> tuple[Tensor, ...]:
+def slow(*, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, tiled: bool, gated: bool) -> tuple[Tensor, ...]:
     four, outputs, inputs, groups = packed.dtype == torch.int32, len(packed), x.shape[1], scale.shape[1]
     values, scales = packed.flatten().tolist(), scale.double().flatten().tolist()
     zeros = None if zero is None else zero.flatten().tolist()
@@ -84,7 +89,9 @@ def slow(*, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, tiled
         return float((values[word] >> 4 * place & 15) - _point(zeros, o, group, groups, tiled)) * factor
 
     matrix = [[weight_at(o, i) for i in range(inputs)] for o in range(outputs)]
-    return (x.double() @ torch.tensor(matrix, dtype=torch.float64).T,)
+    y = x.double() @ torch.tensor(matrix, dtype=torch.float64).T
+    gate, up = y[:, : outputs // 2], y[:, outputs // 2 :]
+    return (gate / (1 + torch.exp(-gate)) * up if gated else y,)
 
 
 def _tile_and_lane(o: int, i: int, inputs: int) -> tuple[int, int]:

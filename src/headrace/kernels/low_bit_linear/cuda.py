@@ -21,6 +21,7 @@ from headrace.kernels.cuda_function import CudaFunction
 from headrace.kernels.low_bit_linear import forms, hopper
 from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, FewRows, HopperRows, ManyRows
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
+from headrace.kernels.silu_mul import silu_mul
 
 MOST_FEW_ROWS = 8
 LEAST_HOPPER_ROWS = 17
@@ -34,17 +35,22 @@ def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool) -> bool:
     return tiled and x.is_cuda and sixteen and card(x.device).capability >= 80 and nvrtc.available()
 
 
-def low_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+def low_bit_linear(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, gated: bool = False
+) -> Tensor:
     """As the public function, for tiled weights."""
-    rows = len(x)
-    y = torch.empty(rows, len(packed), dtype=x.dtype, device=x.device)
+    rows, outputs = len(x), len(packed)
+    in_one = gated and rows <= MOST_FEW_ROWS and outputs % (2 * ROWS) == 0
+    if gated and not in_one:
+        return silu_mul(low_bit_linear(x, packed, scale, zero))
+    y = torch.empty(rows, outputs // (1 + gated), dtype=x.dtype, device=x.device)
     if not rows:
         return y
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
     capability = card(x.device).capability
     if rows <= MOST_FEW_ROWS:
-        few_rows(x, packed, scale, zero, y)
+        few_rows(x, packed, scale, zero, y, gated=gated)
     elif rows > MOST_FUSED_ROWS.get(capability, MOST_FUSED_ROWS_ELSEWHERE):
         through_workspace(x, packed, scale, zero, y)
     elif capability == 90 and rows >= LEAST_HOPPER_ROWS:
@@ -100,8 +106,8 @@ def function(
     return _function(name, text or source(name), tuple(macros.items()), threads, shared_bytes, index, card(device).capability)
 
 
-def few_macros(form: FewRows, x_rows: int) -> dict[str, int]:
-    return {"TILES": form.tiles, "WARPS": form.warps, "STAGES": form.stages, "X_ROWS": x_rows}
+def few_macros(form: FewRows, x_rows: int, gated: bool) -> dict[str, int]:
+    return {"TILES": form.tiles, "WARPS": form.warps, "STAGES": form.stages, "X_ROWS": x_rows, "GATED": int(gated)}
 
 
 def many_macros(form: ManyRows) -> dict[str, int]:
@@ -115,12 +121,15 @@ def hopper_macros(form: HopperRows) -> dict[str, int]:
     }
 
 
-def few_rows(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: FewRows | None = None) -> None:
-    """Writes y; 1 to 8 rows. form: other than the one that is chosen for the shape."""
+def few_rows(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: FewRows | None = None, *,
+    gated: bool = False,
+) -> None:
+    """Writes y; 1 to 8 rows. form: other than the one that is chosen for the shape. gated: halves are whole tiles."""
     (rows, inputs), outputs = x.shape, len(packed)
     formats, x_rows = formats_of(x, packed, scale, zero), forms.x_rows_of(rows)
-    form = form or forms.few_rows_form(rows, outputs, formats, card(x.device))
-    macros = formats | few_macros(form, x_rows)
+    form = form or forms.few_rows_form(rows, outputs, formats, card(x.device), gated=gated)
+    macros = formats | few_macros(form, x_rows, gated)
     kernel = function("few_rows", macros, 32 * form.warps, form.shared_bytes(formats, x_rows), x.device)
     blocks = -(-outputs // (ROWS * form.tiles))
     kernel((blocks, 1, 1), packed, scale, zero, x, y, rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))

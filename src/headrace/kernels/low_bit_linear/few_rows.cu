@@ -2,7 +2,8 @@
 //
 // The weights are the A operand of m16n8k16 and the rows of x its 8 columns. A warp owns TILES tiles of 16 outputs and every WARPS-th
 // chunk of the inputs, in a ring of STAGES chunks of its own, so the loop has no barrier. The warps' sums are added in their order at the
-// end. Macros: TILES, WARPS, STAGES, X_ROWS (1, 2, 4 or 8, at least the rows).
+// end. Macros: TILES, WARPS, STAGES, X_ROWS (1, 2, 4 or 8, at least the rows), GATED (1: the first half of the outputs is a gate, as are the
+// first half of a block's tiles: y [rows, outputs / 2] = silu(gate) times the other half).
 #define WORDS (TILES * GROUPS)  // of scales, for a lane and stage
 #define CHAINS (TILES == 1 ? 2 : 1)  // independent sums of a tile, to hide the latency of mma
 #define X_VECTORS (X_ROWS * 16)      // of a stage
@@ -12,7 +13,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(
     u16* __restrict__ y, int rows, int outputs, int inputs, long long x_stride) {
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
-  const int chunks = inputs / CHUNK, tiles = outputs / 16, first_tile = blockIdx.x * TILES;
+  const int chunks = inputs / CHUNK, tiles = outputs / (GATED ? 32 : 16), block_tiles = TILES / (GATED + 1);
+  auto tile_of = [&](int t) {
+    const int half = GATED && t >= block_tiles;
+    return min((int)blockIdx.x * block_tiles + t - half * block_tiles, tiles - 1) + half * tiles;
+  };
   uint4* ring = shared + warp * STAGES * TILES * VECTORS * 32 + lane;
   uint4* x_ring = shared + WARPS * STAGES * TILES * VECTORS * 32 + warp * STAGES * X_VECTORS;
   u32* scale_ring = (u32*)(shared + WARPS * STAGES * (TILES * VECTORS * 32 + X_VECTORS)) + warp * STAGES * WORDS * 32 + lane;
@@ -21,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(
   auto copy_weights = [&](int chunk, int slot) {
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      const u32 at = min(first_tile + t, tiles - 1) * chunks + chunk;
+      const u32 at = tile_of(t) * chunks + chunk;
 #pragma unroll
       for (int v = 0; v < VECTORS; v++)
         copy_async<16>(ring + ((slot * TILES + t) * VECTORS + v) * 32, packed + (at * VECTORS + v) * 32 + lane);
@@ -107,17 +112,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(
 #pragma unroll
     for (int i = 0; i < 4; i++) sums[((warp * TILES + t) * 4 + i) * 32 + lane] = total[t][i];
   __syncthreads();
-  for (int i = threadIdx.x; i < TILES * 128; i += 32 * WARPS) {
-    const int r = i / (TILES * 16), output = i % (TILES * 16), n = first_tile * 16 + output;
+  auto sum_of = [&](int r, int output) {
     const int part = output % 16, at = ((output / 16) * 4 + part / 8 * 2 + r % 2) * 32 + part % 8 * 4 + r / 2;
-    if (r >= rows || n >= outputs) continue;
     float value = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) value += sums[w * TILES * 128 + at];
     if (!GROUP) {
-      const u32 s = __ldg(scale + n / 16 * 8 + n % 8);
-      value *= n % 16 < 8 ? low_number(s, SCALE_BF16) : high_number(s, SCALE_BF16);
+      const u32 s = __ldg(scale + tile_of(output / 16) * 8 + part % 8);
+      value *= part < 8 ? low_number(s, SCALE_BF16) : high_number(s, SCALE_BF16);
     }
-    y[(long long)r * outputs + n] = (u16)pack2(value, 0);
+    return value;
+  };
+  const int width = 16 * block_tiles, all = outputs / (GATED + 1);
+  for (int i = threadIdx.x; i < width * 8; i += 32 * WARPS) {
+    const int r = i / width, n = blockIdx.x * width + i % width;
+    if (r >= rows || n >= all) continue;
+    float value = sum_of(r, i % width);
+    if (GATED) value = value / (1 + __expf(-value)) * sum_of(r, width + i % width);
+    y[(long long)r * all + n] = (u16)pack2(value, 0);
   }
 }

@@ -89,10 +89,11 @@ def x_rows_of(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def few_rows_form(rows: int, outputs: int, formats: Formats, card: Card) -> FewRows:
+def few_rows_form(rows: int, outputs: int, formats: Formats, card: Card, *, gated: bool = False) -> FewRows:
+    """gated: in whole pairs of tiles."""
     x_rows = x_rows_of(rows)
     tiles = outputs // ROWS
-    if tiles < 6 * card.processors or formats["BITS"] == 8:
+    if not gated and (tiles < 6 * card.processors or formats["BITS"] == 8):
         form = FewRows(1, 16, 3) if x_rows <= 2 else FewRows(1, 8, 4 if x_rows == 4 else 3)
     elif x_rows <= 2 and tiles < 12 * card.processors:
         form = FewRows(2, 8, 3)

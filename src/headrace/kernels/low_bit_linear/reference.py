@@ -7,11 +7,15 @@ from torch import Tensor
 
 from headrace.kernels.low_bit_linear.layout import tile_
 from headrace.kernels.precision import accumulation_dtype
+from headrace.kernels.silu_mul.reference import silu_mul
 
 
-def low_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False) -> Tensor:
+def low_bit_linear(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False, gated: bool = False
+) -> Tensor:
     weight = dequantized(packed, scale, zero, tiled=tiled, dtype=accumulation_dtype(x.dtype))
-    return (x.to(weight.dtype) @ weight.T).to(x.dtype)
+    y = x.to(weight.dtype) @ weight.T
+    return (silu_mul(y) if gated else y).to(x.dtype)
 
 
 def dequantized(
