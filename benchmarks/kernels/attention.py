@@ -1,11 +1,12 @@
-"""Paged attention on a GPU: `PYTHONPATH=src:. python benchmarks/kernels/attention.py compile check shapes sweep table ampere`.
+"""Paged attention on a GPU: `PYTHONPATH=src:. python benchmarks/kernels/attention.py PART ...`, with these parts.
 
-compile: fill the compiler's cache, in parallel. check: the operation's cases on NaN-filled outputs, against the reference in
+compile: fill the compilers' caches, in parallel. check: the operation's cases on NaN-filled outputs, against the reference in
 float32. table: decode, verify and prefill on the shape of a 27B model (24 query heads of 256 over 4 key heads, pages of 16
 tokens), beside their floors and PyTorch's attention over contiguous keys; and the norm, rotation and write before it. shapes:
-some queries of each against float32. sweep: the table with other tiles, fastest first. ampere: the table in Ampere's form, as
-sm_86 PTX that the driver compiles. A time is the median of graph replays over layers whose pools do not fit the L2 cache
-together; all of them share one plan, as in a model.
+some queries of each against float32. sweep: the table with other forms of the CUDA kernels, fastest first. triton: the table
+with Triton's kernels, which run where there is no NVRTC. ampere: the table in Ampere's forms, as sm_86 PTX that the driver
+compiles. A time is the median of graph replays over layers whose pools do not fit the L2 cache together; all of them share one
+plan, as in a model.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,15 +28,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.kernels import nvrtc
+from headrace.kernels.card import card
 from headrace.kernels.kv_write.codes import encode
-from headrace.kernels.paged_attention import PagedRows, cases, reference
+from headrace.kernels.paged_attention import PagedRows, cases, cuda, forms, reference
 from headrace.kernels.paged_attention import triton as op
-from headrace.kernels.paged_attention.triton import Tiles
+from headrace.kernels.paged_attention.forms import FewQueries, ManyQueries, Vectors
 from headrace.kernels.qk_norm_rope_kv_write import HeadNorm, Heads, qk_norm_rope_kv_write
+from headrace.kernels.variant import SHARED_BYTES
 
 KV, GROUP, DIM, PAGE = 4, 6, 256, 16
 BYTES_PER_S, FLOPS_PER_S = 3.9e12, 790e12
 BEYOND_L2_BYTES = 300e6
+Form = FewQueries | ManyQueries
 POOLS = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -157,16 +163,15 @@ def median_us(make: Callable[[], list[Callable[[], Any]]], replays: int = 7) -> 
 
 
 @contextmanager
-def tiles_set(tiles: Tiles | None) -> Iterator[None]:
-    """Both kernels with these tiles instead of their own choice."""
-    kept = op.split_tiles, op.chunk_tiles
-    if tiles is not None:
-        op.split_tiles = lambda *_: tiles  # type: ignore[assignment]
-        op.chunk_tiles = lambda *_: tiles  # type: ignore[assignment]
+def form_set(form: Form | None) -> Iterator[None]:
+    """The CUDA kernels of decoding and verification in this form instead of their own choice."""
+    kept = forms.few_queries_form, forms.many_queries_form
+    if form is not None:
+        forms.few_queries_form = forms.many_queries_form = lambda *_: form  # type: ignore[assignment, return-value]
     try:
         yield
     finally:
-        op.split_tiles, op.chunk_tiles = kept  # type: ignore[assignment]
+        forms.few_queries_form, forms.many_queries_form = kept
 
 
 def report(scenario: Scenario, us: float, note: str = "") -> str:
@@ -272,9 +277,11 @@ def peer_us(scenario: Scenario) -> float | None:
             return [lambda pool=pool: one(pool) for pool in pools]  # type: ignore[misc]
 
         try:
-            times.append(median_us(calls))
-        except RuntimeError as error:
-            print(f"  {backend}: {str(error).splitlines()[0][:100]}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # why a back end does not take this shape
+                times.append(median_us(calls))
+        except RuntimeError:
+            continue
     return min(times, default=None)
 
 
@@ -313,86 +320,67 @@ def before_attention(tokens: int, kv: str) -> None:
 
 
 def use_ampere() -> None:
-    """Compile for sm_86 (TRITON_OVERRIDE_ARCH is set), choose its tiles, and leave its PTX to the driver."""
+    """Compile for sm_86 (TRITON_OVERRIDE_ARCH is set), choose its forms, and leave its PTX to the driver."""
     from triton.backends.nvidia.compiler import CUDABackend
 
     CUDABackend.make_cubin = lambda self, src, *_: src.encode() + b"\0"
-    own = op.card
-    op.card = lambda device: replace(own(device), capability=86)  # type: ignore[assignment]
+    own, compiled = op.card, nvrtc.compiled
+    op.card = cuda.card = lambda device: replace(own(device), capability=86, shared_bytes=SHARED_BYTES[86])  # type: ignore
+    nvrtc.compiled = lambda text, macros, _: compiled(text, macros, "compute_86")
 
 
-def swept(scenario: Scenario) -> list[Tiles]:
+def use_triton() -> None:
+    cuda.suits = lambda *_: False  # type: ignore[assignment]
+
+
+def swept(scenario: Scenario) -> list[Form]:
+    """Other forms, of which not all fit."""
     queries = max(n for n, _ in scenario.rows) * GROUP
-    small = scenario.kv in ("int8", "fp8")
-    if scenario.is_prefill and small:
-        shapes = [(128, 32, 8, 1), (128, 32, 8, 2), (64, 32, 4, 1), (64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2),
-                  (32, 64, 4, 1)]
-    elif scenario.is_prefill:
-        shapes = [(128, 64, 8, 2), (128, 64, 8, 3), (64, 32, 4, 2), (64, 32, 4, 3)]
-    elif queries > 16:
-        shapes = [(64, 32, 4, 1), (64, 32, 4, 2), (64, 32, 8, 1), (64, 64, 4, 2), (32, 64, 4, 1), (32, 32, 4, 2),
-                  (32, 64, 4, 2)]
-    elif small:
-        shapes = [(16, 64, 4, 1), (16, 64, 4, 2), (16, 64, 4, 3), (16, 128, 8, 1), (16, 128, 4, 1), (16, 32, 4, 1),
-                  (16, 32, 2, 1)]
-    else:
-        shapes = [(16, 64, 4, 2), (16, 64, 4, 3), (16, 64, 4, 4), (16, 32, 4, 2), (16, 32, 4, 3)]
-    return [Tiles(*shape, resident) for shape in shapes for resident in ((1,) if scenario.is_prefill else (1, 2, 3, 4, 5))]
-
-
-SWEPT = (
-    "1 x 131k int8", "1 x 131k fp8", "1 x 131k bf16", "64 x 1k bf16", "64 x 1k int8", "1 x 1k bf16", "1 x 1k int8",
-    "8 x 1k bf16", "8 tokens, 64 x 1k bf16", "8 tokens, 64 x 1k int8", "8 tokens, 1 x 131k int8", "prefill 8k bf16",
-    "prefill 8k int8", "prefill 8k fp8",
-)
+    if scenario.is_prefill:
+        return []
+    if queries <= cuda.MOST_FEW_QUERIES:
+        return [FewQueries(*form) for form in itertools.product((4, 6, 8), (3, 5), (1, 2))]
+    chosen = forms.many_queries_form(queries, Vectors(DIM, POOLS[scenario.kv].itemsize), card(torch.device("cuda")))
+    return [replace(chosen, slots=slots, resident=resident) for slots in (3, 4, 5) for resident in (1, 2)]
 
 
 def compile_all(worker: int, workers: int, *, sweeps: bool, checks: bool) -> None:
-    """This worker's share of the kernels that the other parts run, into the compiler's cache."""
-    seen = set()
-    todo = []
-    for scenario in SCENARIOS:
-        swept_too = sweeps and f"{scenario.name} {scenario.kv}" in SWEPT
-        for tiles in [None, *(swept(scenario) if swept_too else ())]:
-            key = (scenario.kv, scenario.is_prefill, tiles and (tiles.queries, tiles.keys, tiles.warps, tiles.stages))
-            if tiles is None or key not in seen:
-                seen.add(key)
-                todo.append((scenario, tiles))
-    for scenario, tiles in todo[worker::workers]:
+    """This worker's share of the kernels that the other parts run, into the compilers' caches."""
+    todo = [(scenario, form) for scenario in SCENARIOS for form in (None, *(swept(scenario) if sweeps else ()))]
+    for scenario, form in todo[worker::workers]:
         small = Scenario(scenario.name, tuple((n, min(length, max(n, 2048))) for n, length in scenario.rows[:2]), scenario.kv)
-        with tiles_set(tiles):
+        with form_set(form):
             try:
                 Layers(small).calls()[0]()
             except Exception as error:
-                print(f"  {scenario.name} {tiles}: {type(error).__name__} {str(error)[:80]}")
+                print(f"  {scenario.name} {form}: {type(error).__name__} {str(error)[:80]}")
     for case, dtype in (CHECKED if checks else [])[worker::workers]:
         cases.run(op, on_cuda(cases.inputs(case, dtype)))
 
 
 def sweep() -> None:
     for scenario in SCENARIOS:
-        if f"{scenario.name} {scenario.kv}" not in SWEPT:
-            continue
-        layers, found = Layers(scenario), []
-        for tiles in swept(scenario):
-            with tiles_set(tiles):
+        found: list[tuple[float, Form]] = []
+        layers = Layers(scenario) if swept(scenario) else None
+        for form in swept(scenario):
+            assert layers is not None
+            with form_set(form):
                 try:
-                    found.append((median_us(layers.calls, 5), tiles))
-                except Exception as error:
-                    print(f"  {tiles}: {type(error).__name__} {str(error)[:80]}")
-        for us, tiles in sorted(found, key=lambda pair: pair[0])[:4]:
-            print(report(scenario, us, str(tiles)), flush=True)
+                    found.append((median_us(layers.calls, 5), form))
+                except RuntimeError as error:
+                    print(f"  {form}: {str(error)[:80]}")
+        for us, form in sorted(found, key=lambda pair: pair[0])[:4]:
+            print(report(scenario, us, str(form)), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=("compile", "check", "shapes", "sweep", "table", "ampere"))
+    parser.add_argument("parts", nargs="+", choices=("compile", "check", "shapes", "sweep", "table", "triton", "ampere"))
     parser.add_argument("--worker", type=int)
     parser.add_argument("--workers", type=int, default=min(15, os.cpu_count() or 1))
-    parser.add_argument("--as-ampere", action="store_true")
+    parser.add_argument("--with", dest="kernels", choices=("triton", "ampere"), help="other kernels than the card's own")
     args = parser.parse_args()
-    if args.as_ampere:
-        use_ampere()
+    {"triton": use_triton, "ampere": use_ampere, None: lambda: None}[args.kernels]()
     if args.worker is not None:
         return compile_all(args.worker, args.workers, sweeps="sweep" in args.parts, checks="check" in args.parts)
     for part in args.parts:
@@ -402,11 +390,12 @@ def main() -> None:
             running = [subprocess.Popen([*command, str(i)]) for i in range(args.workers)]
             for process in running:
                 process.wait()
-        elif part == "ampere":
-            settings = {**os.environ, "TRITON_OVERRIDE_ARCH": "sm86", "TRITON_CACHE_DIR": "/tmp/triton-ampere"}
-            subprocess.run([sys.executable, sys.argv[0], "compile", "table", "--as-ampere"], env=settings, check=True)
+        elif part in ("triton", "ampere"):
+            ampere = {"TRITON_OVERRIDE_ARCH": "sm86", "TRITON_CACHE_DIR": "/tmp/triton-ampere"} if part == "ampere" else {}
+            command = [sys.executable, sys.argv[0], "compile", "table", "--with", part]
+            subprocess.run(command, env=os.environ | ampere, check=True)
         else:
-            {"check": check, "shapes": check_shapes, "sweep": sweep, "table": lambda: table(not args.as_ampere)}[part]()
+            {"check": check, "shapes": check_shapes, "sweep": sweep, "table": lambda: table(args.kernels is None)}[part]()
         print(f"-- {part}: {time.time() - begin:.0f} s", flush=True)
 
 

@@ -24,15 +24,15 @@ def test_items_cover_each_row_once(rows: list[tuple[int, int]], target: int, win
     lengths = [n + before for n, before in rows]
     offsets = torch.tensor([0, *accumulate(tokens)], dtype=torch.int32)
     ends = torch.tensor(lengths, dtype=torch.int32)
-    plan = _plan(PagedRows(torch.zeros(len(rows), 1), ends, offsets, tokens, 16, window), SPLIT_QUERIES, target)
+    plan = _plan(PagedRows(torch.zeros(len(rows), 1), ends, offsets, tokens, 16, window), SPLIT_QUERIES, target, 3)
     items = [item for item in plan.items.tolist() if item[0] >= 0]
     assert plan.size == len(rows) + target
     covered: dict[int, list[tuple[int, int]]] = {}
-    for at, (row, first, end, parts, first_token, row_tokens, length, _) in enumerate(items):
+    for at, (row, first, end, parts, first_token, row_tokens, length, row_first) in enumerate(items):
         covered.setdefault(row, []).append((first, end))
         assert (first_token, row_tokens, length) == (int(offsets[row]), tokens[row], lengths[row])
         first_item, row_parts = plan.row_items[row].tolist()
-        assert parts == row_parts and first_item <= at < first_item + parts
+        assert parts == row_parts and row_first == first_item <= at < first_item + parts
     for row, (n, length) in enumerate(zip(tokens, lengths, strict=True)):
         if not 0 < n <= SPLIT_QUERIES:
             assert row not in covered and int(plan.row_items[row, 1]) == 0

@@ -30,6 +30,7 @@ class Case:
     gated: bool = False
 
 
+E4M3 = torch.float8_e4m3fn
 CASES = (
     Case("first-token", ((1, 1),)),
     Case("prompt", ((13, 13),), heads=3, kv_heads=1),
@@ -45,8 +46,14 @@ CASES = (
     Case("long-chunk-window", ((50, 50), (1, 40)), heads=3, kv_heads=3, page_tokens=8, window=11, dim=24),
     Case("int8", ((1, 200), (3, 21)), heads=12, kv_heads=2, page_tokens=16, dim=64, kv=torch.int8),
     Case("int8-chunk", ((40, 77), (1, 5)), heads=2, kv_heads=1, page_tokens=4, kv=torch.int8, gated=True),
-    Case("fp8", ((1, 200), (3, 21)), heads=6, kv_heads=1, page_tokens=16, dim=64, kv=torch.float8_e4m3fn, gated=True),
-    Case("fp8-chunk-window", ((40, 77), (1, 5)), heads=4, kv_heads=2, page_tokens=2, window=19, kv=torch.float8_e4m3fn),
+    Case("fp8", ((1, 200), (3, 21)), heads=6, kv_heads=1, page_tokens=16, dim=64, kv=E4M3, gated=True),
+    Case("fp8-chunk-window", ((40, 77), (1, 5)), heads=4, kv_heads=2, page_tokens=2, window=19, kv=E4M3),
+    Case("wide", ((1, 1), (1, 300), (1, 48), (1, 17)), heads=6, kv_heads=1, page_tokens=16, dim=256, gated=True),
+    Case("wide-int8-window", ((1, 90), (1, 150)), heads=9, kv_heads=3, page_tokens=16, window=70, dim=128, kv=torch.int8),
+    Case("wide-verify", ((8, 200), (3, 40), (1, 100), (2, 2)), heads=6, kv_heads=1, page_tokens=16, dim=256, gated=True),
+    Case("wide-verify-fp8-window", ((20, 150), (1, 64)), heads=12, kv_heads=3, page_tokens=32, window=66, dim=128, kv=E4M3),
+    Case("wide-chunk", ((50, 230), (1, 20)), heads=6, kv_heads=1, page_tokens=16, dim=256, gated=True),
+    Case("wide-chunk-int8-window", ((70, 130),), heads=6, kv_heads=3, page_tokens=32, window=41, dim=128, kv=torch.int8),
 )
 
 

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.card import card
+from headrace.kernels.paged_attention import cuda, forms
 from headrace.kernels.paged_attention.reference import plan_rows as plan_rows
 from headrace.kernels.paged_attention.rows import PagedRows
 from headrace.kernels.paged_attention.triton.attend import E4M3, FLOATS, INT8
@@ -33,6 +34,7 @@ SPLIT_QUERIES = 32
 STEP_TOKENS = 64
 """Items are whole steps of so many keys."""
 NO_WINDOW = 1 << 30
+LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +98,68 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """The split rows' items on the device, see `split.plan_items`. size: W, most_tokens: the most queries a split row has."""
+    """The split rows' items on the device, see `split.plan_items`. size: W."""
 
     items: Tensor
     row_items: Tensor
+    arrived: Tensor
     size: int
-    most_tokens: int
 
 
 def paged_attention(
     q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, key_scales: Tensor | None = None,
     value_scales: Tensor | None = None, gate: Tensor | None = None,
 ) -> Tensor:
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    call = _Call(q.contiguous(), keys, values, key_scales, value_scales, gate, rows, scale, out)
+    q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
+    call = _Call(q, keys, values, key_scales, value_scales, gate, rows, scale, out)
+    by_cuda = _by_cuda((q, keys, values, key_scales, value_scales), gate, rows, scale, out)
     if any(tokens <= SPLIT_QUERIES for tokens in rows.row_tokens):
-        call.split()
+        if by_cuda:
+            _split_by_cuda(by_cuda, rows)
+        else:
+            call.split()
     if any(tokens > SPLIT_QUERIES for tokens in rows.row_tokens):
-        call.chunks()
+        if by_cuda and call.card.capability == 90 and keys.dtype.itemsize == 2:
+            _chunks_on_hopper(by_cuda, rows)
+        else:
+            call.chunks()
     return out
+
+
+def _by_cuda(
+    inputs: cuda.Inputs, gate: Tensor | None, rows: PagedRows, scale: float, out: Tensor
+) -> cuda.Attention | None:
+    if not cuda.suits(inputs, gate, rows.page_tokens):
+        return None
+    return cuda.Attention(inputs, gate, out, rows.page_table, scale * LOG2_E, rows.window or NO_WINDOW, rows.page_tokens)
+
+
+def _split_by_cuda(call: cuda.Attention, rows: PagedRows) -> None:
+    facts, tokens = card(call.out.device), _most_tokens(rows)
+    most = tokens * call.group
+    if most <= cuda.MOST_FEW_QUERIES:
+        few = forms.few_queries_form(len(rows.lengths) * call.kv, call.vectors, facts)
+        plan = _planned(rows, tokens, facts.processors * few.resident // call.kv, call.kv)
+        return call.few(few, plan.items, plan.arrived, most)
+    many = forms.many_queries_form(most, call.vectors, facts)
+    blocks = call.kv * -(-most // many.queries)
+    plan = _planned(rows, tokens, facts.processors * many.resident // blocks, call.kv)
+    call.many(many, plan.items, plan.row_items, rows.row_offsets, most)
+
+
+def _chunks_on_hopper(call: cuda.Attention, rows: PagedRows) -> None:
+    form = forms.hopper_chunk_form(call.vectors)
+    tiles = _chunk_tiles(rows, call.group, form.queries, call.out.device)
+    call.chunks_on_hopper(form, rows.lengths, rows.row_offsets, tiles)
+
+
+def _chunk_tiles(rows: PagedRows, group: int, queries: int, device: torch.device) -> Tensor:
+    return rows.once((queries, group), lambda: _chunk_list(rows.row_tokens, group, queries, device))
+
+
+def _most_tokens(rows: PagedRows) -> int:
+    """Of rows that are split."""
+    return max(tokens for tokens in rows.row_tokens if tokens <= SPLIT_QUERIES)
 
 
 class _Call:
@@ -133,7 +178,7 @@ class _Call:
             keys, values = keys.view(torch.uint8), values.view(torch.uint8)
         self.inputs = (q, keys, values, key_scales, value_scales)
         self.gating = (gate, 0 if gate is None else gate.stride(0), 0 if gate is None else gate.stride(1))
-        self.scalars = (scale * math.log2(math.e), rows.window or NO_WINDOW, rows.page_table.stride(0), *self.gating[1:])
+        self.scalars = (scale * LOG2_E, rows.window or NO_WINDOW, rows.page_table.stride(0), *self.gating[1:])
         self.shape = {"KV": self.kv, "GROUP": self.group, "D": self.dim, "BLOCK_D": max(16, _power_of_two(self.dim))}
         gain = 1.0 if kind == FLOATS else 256.0
         self.kind = {"PAGE": rows.page_tokens, "KIND": kind, "GAIN": gain}
@@ -141,12 +186,11 @@ class _Call:
         self.windowed = {"WINDOWED": rows.window is not None}
 
     def split(self) -> None:
-        rows = self.rows
-        most = max(tokens for tokens in rows.row_tokens if tokens <= SPLIT_QUERIES)
+        rows, most = self.rows, _most_tokens(self.rows)
         queries = most * self.group
         tiles = split_tiles(self.card.capability, self.shape["BLOCK_D"], self.operands, queries)
-        target = max(1, self.card.processors * tiles.resident // (self.kv * triton.cdiv(queries, tiles.queries)))
-        plan = rows.once((target, most), lambda: _plan(rows, most, target))
+        blocks = self.kv * triton.cdiv(queries, tiles.queries)
+        plan = _planned(rows, most, self.card.processors * tiles.resident // blocks, self.kv)
         device, gate = self.out.device, self.gating[0]
         sums = torch.empty(plan.size, self.kv, queries, self.dim, dtype=torch.float32, device=device)
         tops, totals = torch.empty(2, plan.size, self.kv, queries, dtype=torch.float32, device=device)
@@ -163,9 +207,7 @@ class _Call:
     def chunks(self) -> None:
         rows = self.rows
         sizes = chunk_tiles(self.card.capability, self.shape["BLOCK_D"], self.operands)
-        tiles = rows.once(
-            (sizes.queries, self.group), lambda: _chunk_list(rows.row_tokens, self.group, sizes.queries, self.out.device)
-        )
+        tiles = _chunk_tiles(rows, self.group, sizes.queries, self.out.device)
         attend_chunk[(len(tiles), self.kv)](
             *self.inputs, self.gating[0], self.out, rows.page_table, rows.lengths, rows.row_offsets, tiles, *self.scalars,
             **self.shape, **self.kind, **self.end, **self._form(sizes), **self.windowed,
@@ -200,16 +242,22 @@ def products_type(queries: torch.dtype, pool: torch.dtype, here: bool) -> tl.dty
     return tl.bfloat16 if pool == torch.bfloat16 or wgmma_int8 else tl.float16
 
 
-def _plan(rows: PagedRows, most_tokens: int, target: int) -> Items:
+def _planned(rows: PagedRows, most_tokens: int, target: int, kv_heads: int) -> Items:
+    target = max(1, target)
+    return rows.once((target, most_tokens), lambda: _plan(rows, most_tokens, target, kv_heads))
+
+
+def _plan(rows: PagedRows, most_tokens: int, target: int, kv_heads: int) -> Items:
     count, device = len(rows.lengths), rows.lengths.device
     size = count + target
     items = torch.empty(size, 8, dtype=torch.int32, device=device)
     row_items = torch.empty(count, 2, dtype=torch.int32, device=device)
+    arrived = torch.empty(count, kv_heads, dtype=torch.int32, device=device)
     plan_items[(triton.cdiv(size, 32),)](
-        rows.lengths, rows.row_offsets, items, row_items, count, size, rows.window or NO_WINDOW, most_tokens, target,
-        STEP=STEP_TOKENS, LEAST=1, BLOCK_R=_power_of_two(count), BLOCK_W=32, num_warps=4,
+        rows.lengths, rows.row_offsets, items, row_items, arrived, count, size, rows.window or NO_WINDOW, most_tokens, target,
+        KV=kv_heads, STEP=STEP_TOKENS, LEAST=1, BLOCK_R=_power_of_two(count), BLOCK_W=32, num_warps=4,
     )
-    return Items(items, row_items, size, most_tokens)
+    return Items(items, row_items, arrived, size)
 
 
 def _chunk_list(row_tokens: Sequence[int], group: int, queries: int, device: torch.device) -> Tensor:
@@ -288,8 +336,8 @@ VARIANTS = (
     _combine_variant("fp32", 3, 3, 64, 1.0, gated=False),
     Variant(
         "plan", plan_items,
-        {"lengths": "*i32", "row_offsets": "*i32", "items": "*i32", "row_items": "*i32", "rows": "i32", "items_size": "i32",
-         "window": "i32", "most_tokens": "i32", "target": "i32"},
-        {"STEP": STEP_TOKENS, "LEAST": 1, "BLOCK_R": 64, "BLOCK_W": 32},
+        {"lengths": "*i32", "row_offsets": "*i32", "items": "*i32", "row_items": "*i32", "arrived": "*i32", "rows": "i32",
+         "items_size": "i32", "window": "i32", "most_tokens": "i32", "target": "i32"},
+        {"KV": 4, "STEP": STEP_TOKENS, "LEAST": 1, "BLOCK_R": 64, "BLOCK_W": 32},
     ),
 )

@@ -28,11 +28,12 @@ def parts_of(blocks, all_blocks, target, LEAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "items_size", "most_tokens", "target"])
 def plan_items(
-    lengths, row_offsets, items, row_items, rows, items_size, window, most_tokens, target,
-    STEP: tl.constexpr, LEAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
+    lengths, row_offsets, items, row_items, arrived, rows, items_size, window, most_tokens, target,
+    KV: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
 ):
     """All that an item's block needs to begin, in one place. items [W, 8]: (row, first key, end, parts of the row, the row's
-    first token, its tokens, its length, 0), row -1 where there is no item. row_items [R, 2]: (first item, parts).
+    first token, its tokens, its length, the row's first item), row -1 where there is no item. row_items [R, 2]: (first item,
+    parts). arrived [R, KV]: zeros, to count the items whose sums are there.
 
     Grid: W / BLOCK_W; each program scans all rows.
     """
@@ -48,6 +49,8 @@ def plan_items(
     if tl.program_id(0) == 0:
         tl.store(row_items + 2 * r, ends - parts, mask=alive)
         tl.store(row_items + 2 * r + 1, parts, mask=alive)
+        for head in tl.static_range(KV):
+            tl.store(arrived + r * KV + head, 0, mask=alive)
     w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
     row = tl.sum((ends[None, :] <= w[:, None]).to(tl.int32), 1)
     found = row < rows
@@ -66,6 +69,7 @@ def plan_items(
     tl.store(items + 8 * w + 4, own_start, mask=inside)
     tl.store(items + 8 * w + 5, own_tokens, mask=inside)
     tl.store(items + 8 * w + 6, own_length, mask=inside)
+    tl.store(items + 8 * w + 7, before, mask=inside)
 
 
 @triton.jit(do_not_specialize=["table_stride", "most_queries"])
