@@ -40,7 +40,8 @@ class GatedDelta(nn.Module):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         tails, states = step.pools.conv_tails[self.index], step.pools.states[self.index]
         assert tails is not None and states is not None
-        qkvz, ab, deferred = self.qkvz(x), self.ab(x), step.batch.deferred
+        ab, deferred = self.ab(x), step.batch.deferred  # before qkvz, whose weights are on their way meanwhile
+        qkvz = self.qkvz(x)
         if deferred is None:
             mixed = gated_delta_mix(qkvz, ab, self._weights(), tails, states, step.batch.slots, step.rows)
         else:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headrace.kernels.linear import onednn, reference
+from headrace.kernels.linear import cuda, onednn, reference
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, I], weight [O, I], one type -> x weight^T, [T, O] in that type."""
     if onednn.suits(x):
         return onednn.linear(x, weight)
+    if cuda.suits(x, weight):
+        return cuda.linear(x, weight)
     return reference.linear(x, weight)

@@ -36,6 +36,17 @@ __device__ __forceinline__ void await_previous_kernel() {
 #endif
 }
 
+// Flags by which blocks hand over what they wrote; the one who waits lowers them.
+__device__ __forceinline__ void raise(u32* flag) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
+}
+__device__ __forceinline__ void await_and_lower(u32* flag) {
+  u32 up;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(up) : "l"(flag) : "memory");
+  while (!up);
+  *flag = 0;
+}
+
 __device__ __forceinline__ u32 as_bits(float x) { return __float_as_uint(x); }
 
 __device__ __forceinline__ u32 subtract2(u32 a, u32 b) {  // exact on the small integers that it is used for
