@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -185,20 +185,24 @@ class Uncaptured(DraftGraph):
         return tuple(end - begin for begin, end in pairwise((*self._begins, self.tokens)))
 
 
-@pytest.mark.parametrize("loop", ["plain", "overlapped"])
-def test_steps_as_they_are_captured(checkpoint: Path, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many numbers of rows, with any number of tokens in all, padding among them."""
+def compute_what_is_captured(monkeypatch: pytest.MonkeyPatch, runner: Any, slots: int) -> None:
     monkeypatch.setattr(draft_graphs, "DraftGraph", Uncaptured)
     monkeypatch.setattr(draft_graphs, "memory_left", lambda: (0, 0))
     monkeypatch.setattr(draft_graphs, "_WARM_UPS", 1)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    runner._drafting.capture(row_buckets(slots))
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_steps_as_they_are_captured(checkpoint: Path, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many numbers of rows, with any number of tokens in all, padding among them."""
     requests = make_requests(32, 100)
     settings: dict[str, object] = {"max_seqs": 11, "chunk_tokens": 64, "page_tokens": 4}
     expected = answers(build(checkpoint, None, **settings), requests)
     drafter = ScriptedDrafter({name: a.tokens for name, a in expected.items()}, 7, 100, chances=(0.5, 0.9, 1.0), pause=60)
     core = build(checkpoint, drafter, loop=loop, **settings)
     runner: Any = core._runner
-    runner._drafting.capture(row_buckets(11))
+    compute_what_is_captured(monkeypatch, runner, 11)
     used = replays(runner._drafting.graphs)
     agree(answers(core, requests), expected)
     assert len({rows for rows, _ in used}) >= 3 and {tokens // rows for rows, tokens in used} == {1, 2, 4, 8}
@@ -226,6 +230,37 @@ def test_last_chunks_as_long_as_rows_with_drafts(hybrid: Path) -> None:
         expected = answers(build(hybrid, None, **settings), [request])
         drafter = ScriptedDrafter({"r": expected["r"].tokens}, max(1, drafts), 100, chances=(0.5, 0.9))
         agree(answers(build(hybrid, drafter, **settings), [request]), expected)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_row_behind_a_messages_end_leaves_its_slot_as_it_was(
+    hybrid: Path, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is reached by accepted drafts, so that only the device knows of it when the next row is launched."""
+    request = Request("r", (5, 6, 7), SamplingParams(temperature=0), 1, 6)
+    plain = answers(build(hybrid, None, max_seqs=2), [request])["r"].tokens
+    core = build(hybrid, ScriptedDrafter({}, 7, 100), max_seqs=2, page_tokens=8)
+    runner: Any = core._runner
+    if captured:
+        compute_what_is_captured(monkeypatch, runner, 2)
+    pages = (PageUpdate(0, 0, (2, 0)),)
+    rows = (Row(0, 1, 0, request.prompt, (), pages), Row(0, 1, 3, (), tuple(plain[1:])), Row(0, 1, 4, (), (9, 9)), Row(0, 1, 5))
+    kept: list[list[torch.Tensor]] = []
+    for step, row in enumerate(rows):
+        (result,) = runner.launch(StepPlan(step, (Admission(0, 1, request),) if step == 0 else (), (row,))).result().rows
+        assert step > 1 or list(result.tokens) == plain[step : 1 + step * 5]
+        kept.append([x.clone() for x in of_slot(runner, 1, (2, 0))])
+    assert int(runner._drafting.slots.positions[1]) == 8 and int(runner._drafting.slots.pending[1]) == 4
+    assert all(torch.equal(a, b) for later in kept[2:] for a, b in zip(later, kept[1], strict=True))
+
+
+def of_slot(runner: Any, slot: int, pages: tuple[int, ...]) -> list[torch.Tensor]:
+    """All that is kept of a sequence."""
+    pools, slots = runner._pools, runner._drafting.slots
+    rings = [x for ring in pools.rings if ring is not None for x in (ring.keys, ring.deltas, ring.decays, ring.inputs)]
+    by_slot = [*pools.states, *pools.conv_tails, *rings, *(getattr(slots, f.name) for f in fields(slots))]
+    by_page = [pool[list(pages)] for pool in (*pools.keys, *pools.values) if pool is not None]
+    return [*by_page, *(x[slot] for x in by_slot if x is not None)]
 
 
 def test_rows_of_known_tokens_behind_accepted_drafts(hybrid: Path) -> None:
