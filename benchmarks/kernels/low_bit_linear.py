@@ -22,11 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.kernels.low_bit_linear import cuda, low_bit_linear, reference
-from headrace.kernels.low_bit_linear.forms import FewRows, HopperRows, ManyRows
+from headrace.kernels.card import card
+from headrace.kernels.low_bit_linear import cuda, low_bit_linear, reference, tile_forms
+from headrace.kernels.low_bit_linear.forms import FewRows, ManyRows
+from headrace.kernels.low_bit_linear.tile_forms import HopperRows
 
 SHAPES = ((34_816, 5120), (5120, 17_408), (16_384, 5120), (5120, 6144))
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 8192)
 BYTES_PER_S, FLOPS_PER_S = 3.9e12, 790e12
 L2_BYTES = 60e6
 
@@ -174,19 +176,12 @@ def many_forms(rows: int, outputs: int) -> Iterator[ManyRows]:
             yield form
 
 
-HOPPER_FORMS = {  # stages, together, warpgroups, resident
-    32: ((8, 2, 2, 2), (8, 2, 4, 1), (12, 2, 4, 1), (8, 1, 4, 1)),
-    64: ((8, 2, 2, 2), (8, 2, 4, 1), (12, 2, 4, 1), (8, 1, 4, 1)),
-    128: ((8, 1, 2, 1), (5, 1, 2, 2), (6, 1, 4, 1), (8, 2, 4, 1)), 256: ((5, 1, 2, 1),),
-}
-
-
 def hopper_forms(rows: int, outputs: int) -> Iterator[HopperRows]:
-    for block_rows in (32, 64, 128, 256):
-        if block_rows // 2 < rows <= block_rows or (block_rows >= 128 and rows > 128):
-            for form, parts in itertools.product(HOPPER_FORMS[block_rows], (1, 2, 3, 4, 6)):
-                if parts * outputs <= 140_000:
-                    yield HopperRows(block_rows, *form, parts)
+    """Those that decode the weights once for up to 128 rows."""
+    del outputs
+    for form in tile_forms.HOPPER_FORMS:
+        if form.block_rows >= min(rows, 128):
+            yield tile_forms.fitting(form, FORMATS, card(torch.device("cuda")))
 
 
 def workspaces(rows: int, outputs: int) -> Iterator[int]:
@@ -314,6 +309,11 @@ def libraries() -> None:
         gemlite((1, 8, 64))
 
 
+AMPERE_WAYS: tuple[tuple[int, Way], ...] = (
+    (1, cuda.few_rows), (8, cuda.few_rows), (16, cuda.many_rows), (32, cuda.ampere_rows), (64, cuda.ampere_rows),
+)
+
+
 def ampere() -> None:
     """The form for sm_86, as PTX that the driver compiles for this card."""
     original = cuda.architecture_of
@@ -321,7 +321,7 @@ def ampere() -> None:
     cuda._function.cache_clear()
     for outputs, inputs in SHAPES:
         weights = [make_weight(outputs, inputs) for _ in range(copies_beyond_l2(outputs * inputs // 2))]
-        for rows, way in ((1, cuda.few_rows), (8, cuda.few_rows), (16, cuda.many_rows), (64, cuda.many_rows)):
+        for rows, way in AMPERE_WAYS:
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
             y = torch.empty(rows, outputs, device="cuda", dtype=x.dtype)
             us = median_us([partial(way, x, w.packed, w.scale, w.zero, y) for w in weights])
@@ -344,8 +344,8 @@ def one() -> None:
 PARTS: dict[str, Callable[[], None]] = {
     "check": check,
     "few": partial(sweep, "few", cuda.few_rows, (1, 2, 4, 8), few_forms),
-    "many": partial(sweep, "many", cuda.many_rows, (16, 32, 64), many_forms),
-    "hopper": partial(sweep, "hopper", cuda.hopper_rows, (32, 64, 128, 256), hopper_forms),
+    "many": partial(sweep, "many", cuda.many_rows, (16,), many_forms),
+    "hopper": partial(sweep, "hopper", cuda.hopper_rows, (32, 64, 96, 128, 256, 1024), hopper_forms),
     "workspace": partial(sweep, "workspace", cuda.through_workspace, (512, 1024, 2048, 8192), workspaces),
     "table": table, "formats": table_formats,
     "libraries": libraries, "ampere": ampere, "one": one,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from tests.support.triton_kernels import moved, widened
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import Card
-from headrace.kernels.low_bit_linear import cases, cuda, forms, low_bit_linear, reference
+from headrace.kernels.low_bit_linear import cases, cuda, forms, low_bit_linear, reference, tile_forms
 from headrace.kernels.low_bit_linear.layout import tile_
 from headrace.kernels.variant import SHARED_BYTES
 
@@ -47,13 +48,18 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
                 few, x_rows = forms.few_rows_form(rows, outputs, formats, card, gated=gated), forms.x_rows_of(rows)
                 macros = cuda.few_macros(few, x_rows, gated)
                 yield build("few_rows", cuda.source("few_rows"), few.shared_bytes(formats, x_rows), **macros)
-        for rows in (16, 32, 64, 256):
-            many = forms.many_rows_form(rows, outputs, inputs, formats, card)
-            yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), **cuda.many_macros(many))
+        many = forms.many_rows_form(16, outputs, inputs, formats, card)
+        yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), **cuda.many_macros(many))
+        for rows in (17, 64, 80, 128, 256, 300, 1024):
             if card.capability == 90:
-                wide = forms.hopper_rows_form(rows, outputs, inputs, formats, card)
+                wide = tile_forms.hopper_rows_form(rows, outputs, inputs, formats, card)
                 text = cuda.hopper_source(wide.block_rows, bool(formats["BF16"]))
-                yield build("hopper_rows", text, wide.shared_bytes(formats), **cuda.hopper_macros(wide))
+                macros = cuda.hopper_macros(wide, tile_forms.hopper_share(wide, rows, outputs, inputs, card))
+                yield build("hopper_rows", text, wide.shared_bytes(formats), **macros)
+            else:
+                tall = tile_forms.ampere_rows_form(rows, formats, card)
+                macros = cuda.ampere_macros(tall, tile_forms.ampere_share(tall, rows, outputs, inputs, card))
+                yield build("ampere_rows", cuda.source("ampere_rows"), tall.shared_bytes(formats), **macros)
 
 
 @needs_nvrtc
@@ -75,6 +81,21 @@ def resources(cubin: bytes, folder: Path) -> tuple[int, int]:
     used = re.search(r"STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", subprocess.run(command, capture_output=True, text=True).stdout)
     assert used
     return int(used[1]) + int(used[3]), int(used[2])
+
+
+@pytest.mark.parametrize("places", [1, 6, 132, 264])
+def test_every_unit_of_work_has_one_worker(places: int) -> None:
+    """The arithmetic of work.cuh, for tiles that are few, many, and just as many as there are places."""
+    for row_blocks, output_blocks, inputs in itertools.product((1, 2, 9), (1, 5, 66, 132, 140), (128, 640, 5120)):
+        share, chunks = tile_forms.share(row_blocks, output_blocks, inputs, places), inputs // 128
+        shared = row_blocks * output_blocks - share.waves * share.workers
+        assert 0 <= shared < 2 * share.workers and share.workers <= places
+        begins = [shared * chunks * worker // share.workers for worker in range(share.workers + 1)]
+        assert begins[0] == 0 and begins[-1] == shared * chunks
+        if shared:
+            assert all(begin < end for begin, end in itertools.pairwise(begins))
+            owners = [((unit + 1) * share.workers - 1) // (shared * chunks) for unit in range(shared * chunks)]
+            assert all(begins[owner] <= unit < begins[owner + 1] for unit, owner in enumerate(owners))
 
 
 @needs_nvrtc
@@ -130,6 +151,24 @@ def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poison
     expected = x.float() @ reference.dequantized(packed, scale, zero, dtype=torch.float32).T
     tile_(packed, scale, zero)
     agree((low_bit_linear(x, packed, scale, zero, tiled=True),), (expected,), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [32, 64, 96, 128, 256, 600])
+def test_shared_tiles_have_the_same_bits_every_time_on_a_gpu(rows: int) -> None:
+    """Alone, one after the other, and in a graph that is replayed: sums pass from block to block."""
+    case = cases.Case("", rows, 2560, 2048, 128, tiled=True)
+    packed, scale, _ = (None if t is None else t.cuda() for t in cases.weight(case, torch.Generator().manual_seed(rows)))
+    x = torch.randn(rows, 2048, dtype=torch.bfloat16, device="cuda")
+    first = low_bit_linear(x, packed, scale, tiled=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = [low_bit_linear(x, packed, scale, tiled=True) for _ in range(20)]
+    for _ in range(5):
+        for y in made:
+            y.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(y, first) for y in made)
 
 
 @pytest.mark.gpu

@@ -1,8 +1,9 @@
 """low_bit_linear on NVIDIA cards of compute capability 8.0 and later: CUDA C++ on tiled weights, compiled by NVRTC.
 
-Up to 8 rows one kernel reads the weights at the memory's rate; up to MOST_FUSED_ROWS another decodes them on the way into the
-tensor cores (on Hopper with wgmma); for more, pieces of the weight are decoded into a workspace of WORKSPACE_BYTES for the
-library's matrix product. Other memory: where the inputs are cut into parts, parts x rows x outputs float32 sums.
+Up to 8 rows one kernel reads the weights at the memory's rate; up to MOST_FUSED_ROWS (on Hopper, where that is wgmma: always)
+others decode them on the way into the tensor cores; for more, pieces of the weight are decoded into a workspace of
+WORKSPACE_BYTES for the library's matrix product. Other memory: tile_forms.sums_of float32 numbers that a device keeps, and
+with 9 to 16 rows, where the inputs are cut into parts, parts x rows x outputs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from torch import Tensor
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
 from headrace.kernels.cuda_function import CudaFunction
-from headrace.kernels.low_bit_linear import forms, hopper
-from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, FewRows, HopperRows, ManyRows
+from headrace.kernels.low_bit_linear import forms, hopper, tile_forms
+from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, FewRows, ManyRows
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
+from headrace.kernels.low_bit_linear.tile_forms import AmpereRows, HopperRows, Share
 from headrace.kernels.silu_mul import silu_mul
+from headrace.kernels.tensor_map import TensorMap, boxes_of_rows, boxes_of_words
 
 MOST_FEW_ROWS = 8
-LEAST_HOPPER_ROWS = 17
-MOST_FUSED_ROWS = {90: 1024}
-MOST_FUSED_ROWS_ELSEWHERE = 256
+MOST_FUSED_ROWS = 256
 WORKSPACE_BYTES = 64 * 2**20
 
 
@@ -51,12 +52,14 @@ def low_bit_linear(
     capability = card(x.device).capability
     if rows <= MOST_FEW_ROWS:
         few_rows(x, packed, scale, zero, y, gated=gated)
-    elif rows > MOST_FUSED_ROWS.get(capability, MOST_FUSED_ROWS_ELSEWHERE):
-        through_workspace(x, packed, scale, zero, y)
-    elif capability == 90 and rows >= LEAST_HOPPER_ROWS:
-        hopper_rows(x, packed, scale, zero, y)
-    else:
+    elif rows < tile_forms.LEAST_ROWS:
         many_rows(x, packed, scale, zero, y)
+    elif capability == 90:
+        hopper_rows(x, packed, scale, zero, y)
+    elif rows <= MOST_FUSED_ROWS:
+        ampere_rows(x, packed, scale, zero, y)
+    else:
+        through_workspace(x, packed, scale, zero, y)
     return y
 
 
@@ -75,9 +78,9 @@ def formats_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None) ->
 
 @cache
 def source(name: str) -> str:
-    """The prelude and one kernel."""
-    directory = Path(__file__).parent
-    return (directory / "prelude.cuh").read_text() + (directory / f"{name}.cu").read_text()
+    """One kernel and what it shares with others."""
+    files = ("prelude.cuh", *(("work.cuh",) if name in ("hopper_rows", "ampere_rows") else ()), f"{name}.cu")
+    return "".join((Path(__file__).parent / file).read_text() for file in files)
 
 
 @cache
@@ -114,11 +117,16 @@ def many_macros(form: ManyRows) -> dict[str, int]:
     return {"COLUMNS": form.columns, "STAGES": form.stages, "PARTS": int(form.parts > 1)}
 
 
-def hopper_macros(form: HopperRows) -> dict[str, int]:
+def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
     return {
-        "BLOCK_ROWS": form.block_rows, "STAGES": form.stages, "TOGETHER": form.together, "WARPGROUPS": form.warpgroups,
-        "RESIDENT": form.resident, "PARTS": int(form.parts > 1),
+        "BLOCK_ROWS": form.block_rows, "WARPGROUPS": form.warpgroups, "HALVES": form.halves, "BUFFERS": form.buffers,
+        "STAGES": form.stages, "RESIDENT": form.resident, "REGISTERS": form.registers, "COPY_REGISTERS": form.copy_registers,
+        "SPLIT": int(share.split),
     }
+
+
+def ampere_macros(form: AmpereRows, share: Share) -> dict[str, int]:
+    return {"BLOCK_ROWS": form.block_rows, "STAGES": form.stages, "RESIDENT": form.resident, "SPLIT": int(share.split)}
 
 
 def few_rows(
@@ -147,12 +155,50 @@ def hopper_rows(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: HopperRows | None = None
 ) -> None:
     """Writes y; any number of rows, on compute capability 9.0."""
+    (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
     formats = formats_of(x, packed, scale, zero)
-    form = form or forms.hopper_rows_form(len(x), len(packed), x.shape[1], formats, card(x.device))
+    form = form or tile_forms.hopper_rows_form(rows, outputs, inputs, formats, here)
+    share = tile_forms.hopper_share(form, rows, outputs, inputs, here)
     text = hopper_source(form.block_rows, x.dtype == torch.bfloat16)
-    macros, threads = formats | hopper_macros(form), 128 * form.warpgroups
-    kernel = function("hopper_rows", macros, threads, form.shared_bytes(formats), x.device, text)
-    _in_parts(kernel, (form.block_rows, form.block_outputs, form.parts), x, packed, scale, zero, y)
+    kernel = function(
+        "hopper_rows", formats | hopper_macros(form, share), form.threads, form.shared_bytes(formats), x.device, text
+    )
+    boxes = boxes_of_rows(x, form.block_rows), *_boxes(packed, scale, formats, form)
+    kernel((share.workers, 1, 1), *boxes, scale, zero, y, _sums(x.device), rows, outputs, inputs, share.waves,
+           tile_forms.row_band(form.block_rows))
+
+
+def _boxes(packed: Tensor, scale: Tensor, formats: Mapping[str, int], form: HopperRows) -> tuple[TensorMap, TensorMap]:
+    """A stage's weights and scales: of all warps that multiply."""
+    words, warps = 32 * formats["BITS"], 4 * form.warpgroups  # of a tile's half chunk; 16 outputs each
+    tiles, halves = len(packed) // ROWS, packed.numel() * packed.element_size() // (4 * words * (len(packed) // ROWS))
+    groups = max(1, form.scale_groups(formats))
+    return (boxes_of_words(packed, (words, halves, tiles), (words, form.halves, warps)),
+            boxes_of_words(scale, (ROWS // 2, scale.shape[1], tiles), (ROWS // 2, groups, warps)))
+
+
+def ampere_rows(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: AmpereRows | None = None
+) -> None:
+    """Writes y; any number of rows."""
+    (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
+    formats = formats_of(x, packed, scale, zero)
+    form = form or tile_forms.ampere_rows_form(rows, formats, here)
+    share = tile_forms.ampere_share(form, rows, outputs, inputs, here)
+    kernel = function("ampere_rows", formats | ampere_macros(form, share), 256, form.shared_bytes(formats), x.device)
+    kernel((share.workers, 1, 1), packed, scale, zero, x, y, _sums(x.device), rows, outputs, inputs,
+           ctypes.c_longlong(x.stride(0)), share.waves, tile_forms.row_band(form.block_rows))
+
+
+def _sums(device: torch.device) -> Tensor:
+    return _kept_sums(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _kept_sums(index: int) -> Tensor:
+    """Where sums are sent; -1 (see work.cuh) where none is, so everywhere between two calls, which must follow each other."""
+    device = torch.device("cuda", index)
+    return torch.full((tile_forms.sums_of(card(device)),), -1, dtype=torch.int32, device=device)
 
 
 def _in_parts(

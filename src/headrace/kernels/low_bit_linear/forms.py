@@ -6,7 +6,7 @@ The choices were measured on an H200 (benchmarks/kernels/low_bit_linear.py); els
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.kernels.card import Card
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
@@ -51,30 +51,6 @@ class ManyRows:
         return max(self.stages * stage, _sums_bytes(8 * self.columns))
 
 
-@dataclass(frozen=True, slots=True)
-class HopperRows:
-    """Rows of x a block, stages of 64 inputs, how many of them share a barrier, warpgroups (of 64 outputs), blocks of a
-    processor at a time, parts of the inputs.
-    """
-
-    block_rows: int
-    stages: int
-    together: int
-    warpgroups: int
-    resident: int
-    parts: int
-
-    @property
-    def block_outputs(self) -> int:
-        return 64 * self.warpgroups
-
-    def shared_bytes(self, formats: Formats) -> int:
-        words = 2 if formats["GROUP"] == 32 else int(formats["GROUP"] > 0)
-        warp = 128 * (formats["BITS"] + words * (1 + formats["ZEROS"]))
-        stage = self.block_rows * INPUTS + 4 * self.warpgroups * warp
-        return max(self.stages * stage, self.block_rows * (self.block_outputs + 4) * 4)
-
-
 def _words(formats: Formats) -> int:
     """Groups of a chunk of inputs."""
     return INPUTS // formats["GROUP"] if formats["GROUP"] else 0
@@ -110,34 +86,6 @@ def many_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card:
     resident = 2 if columns <= 4 and 2 * ManyRows(columns, stages, 1).shared_bytes(formats) <= card.shared_bytes else 1
     parts, _ = _parts(rows, 8 * columns, BLOCK_OUTPUTS, outputs, inputs, formats, resident * card.processors)
     return ManyRows(columns, stages, parts)
-
-
-_HOPPER_FORMS = {
-    32: (HopperRows(32, 8, 2, 2, 2, 1), HopperRows(32, 8, 2, 4, 1, 1)),
-    64: (HopperRows(64, 8, 2, 2, 2, 1), HopperRows(64, 8, 2, 4, 1, 1)),
-    128: (HopperRows(128, 8, 1, 2, 1, 1), HopperRows(128, 5, 1, 2, 2, 1)),
-    256: (HopperRows(256, 5, 1, 2, 1, 1),),
-}
-
-
-def hopper_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> HopperRows:
-    block_rows = 32 if rows <= 32 else 64 if rows <= 64 else 128 if rows <= 128 else 256
-    found = []
-    for form in _HOPPER_FORMS[block_rows]:
-        while form.shared_bytes(formats) > _room(card, form.resident):
-            smaller = form.stages > 4 * form.together
-            form = replace(form, stages=form.stages - form.together) if smaller else replace(form, resident=form.resident - 1)
-        slots = form.resident * card.processors
-        if form.warpgroups > 2 and -(-outputs // form.block_outputs) * -(-rows // block_rows) > slots:
-            continue  # a second round of such wide blocks costs more than they save
-        parts, cost = _parts(rows, block_rows, form.block_outputs, outputs, inputs, formats, slots)
-        found.append((cost, replace(form, parts=parts)))
-    return min(found, key=lambda pair: pair[0])[1]
-
-
-def _room(card: Card, resident: int) -> int:
-    """Shared bytes that each of `resident` blocks may have; the system takes 1,024 for each besides."""
-    return min(card.shared_bytes, (card.shared_bytes + 1024) // resident - 1024)
 
 
 def _parts(

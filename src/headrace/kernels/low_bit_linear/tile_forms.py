@@ -1,0 +1,174 @@
+"""How the kernels for 17 rows and more are built, and how they share their work (work.cuh): plain arithmetic on shape and card.
+
+Times are of an H200 (benchmarks/kernels/low_bit_linear.py); elsewhere the same counts decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headrace.kernels.card import Card
+from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, Formats
+from headrace.kernels.low_bit_linear.layout import INPUTS
+
+LEAST_ROWS = 17
+_BAND_ROWS = 2048
+"""Rows whose tiles come before the next outputs: x of so many is in the L2 cache beside the weights of a few outputs."""
+_EVEN = 0.85
+"""Workers of which each has the same part of one tile are better than so many times more with parts of two."""
+_EVENLY = 0.95
+"""Workers that have whole tiles only are better than so many times more that share some."""
+_REGISTERS, _REGISTER_STEP = 65_536, 8
+_MOST_STAGES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """workers: blocks. waves: whole tiles of each, before its share of the others. split: all workers of a tile add their sums,
+    each for a part of it; otherwise the one with its first inputs does.
+    """
+
+    workers: int
+    waves: int
+    split: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HopperRows:
+    """Rows of x and warpgroups (of 64 outputs) of a tile, half chunks of inputs in a stage, buffers of decoded weights of a
+    warp, blocks of a processor, stages.
+    """
+
+    block_rows: int
+    warpgroups: int
+    halves: int
+    buffers: int
+    resident: int
+    stages: int = _MOST_STAGES
+
+    @property
+    def block_outputs(self) -> int:
+        return 64 * self.warpgroups
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def copy_registers(self) -> int:
+        """Of a thread that copies."""
+        return 40 if self.warpgroups == 2 and self.resident == 1 else 32
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies: what the block has at its start, less what copying keeps."""
+        start = _down(_REGISTERS // self.resident // self.threads) * self.threads
+        return min(232, _down((start - 128 * self.copy_registers) // (128 * self.warpgroups)))
+
+    def scale_groups(self, formats: Formats) -> int:
+        """Groups of inputs of a stage."""
+        return max(1, INPUTS // 2 * self.halves // formats["GROUP"]) if formats["GROUP"] else 0
+
+    def shared_bytes(self, formats: Formats) -> int:
+        warp = self.halves * INPUTS * formats["BITS"] + 32 * self.scale_groups(formats)
+        barriers = 16
+        return self.stages * (self.halves * self.block_rows * INPUTS + 4 * self.warpgroups * warp + barriers)
+
+
+@dataclass(frozen=True, slots=True)
+class AmpereRows:
+    """Rows of x of a tile, chunks of 128 inputs in flight, blocks of a processor."""
+
+    block_rows: int
+    stages: int
+    resident: int
+
+    def shared_bytes(self, formats: Formats) -> int:
+        words = INPUTS // formats["GROUP"] if formats["GROUP"] else 0
+        weights = BLOCK_OUTPUTS * INPUTS * formats["BITS"] // 8
+        return self.stages * (weights + self.block_rows * INPUTS * 2 + 8 * words * (32 + 8 * formats["ZEROS"]))
+
+
+HOPPER_FORMS = {  # and microseconds for one chunk of a tile
+    HopperRows(32, 2, 2, 2, 2): 0.89,
+    HopperRows(64, 4, 2, 2, 1): 1.0,
+    HopperRows(64, 2, 2, 2, 1): 0.56,
+    HopperRows(96, 4, 1, 1, 1): 1.3,
+    HopperRows(128, 4, 1, 1, 1): 1.58,
+    HopperRows(256, 2, 1, 2, 1): 1.38,
+}
+_TALL = 128
+"""Rows of x for which weights are decoded once at least, if there are so many."""
+_MOST_TILE = 32_768
+"""Numbers of the largest tile of a processor, over its blocks."""
+
+
+def sums_of(card: Card) -> int:
+    """Float32 numbers on their way from worker to worker: two tiles of each."""
+    return 2 * card.processors * _MOST_TILE
+
+
+def row_band(block_rows: int) -> int:
+    """Blocks of rows that follow each other."""
+    return max(1, _BAND_ROWS // block_rows)
+
+
+def share(row_blocks: int, output_blocks: int, inputs: int, places: int) -> Share:
+    """For a card with `places` for workers. Of what is shared each has a unit at least; work.cuh counts on it."""
+    tiles = row_blocks * output_blocks
+    places = min(places, tiles * inputs // INPUTS)
+    if tiles < places:
+        parts = places // tiles
+        if parts != 2 and parts * tiles >= _EVEN * places:
+            return Share(parts * tiles, int(parts == 1), parts > 1)
+        return Share(places, 0, parts > 2)
+    waves = tiles // places
+    fewer = next((w for w in range(places, int(_EVENLY * places), -1) if tiles % w == 0), None)
+    if fewer:
+        return Share(fewer, tiles // fewer, False)
+    if row_blocks > 1 and tiles % places * inputs // INPUTS >= places:
+        return Share(places, waves, True)  # workers that are at the same inputs at a time find them in the L2 cache
+    return Share(places, waves - 1, False)
+
+
+def hopper_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> HopperRows:
+    def cost(form: HopperRows) -> float:
+        shared = hopper_share(form, rows, outputs, inputs, card)
+        tiles = -(-rows // form.block_rows) * -(-outputs // form.block_outputs)
+        adding = 1.5 + form.block_rows * form.block_outputs / 6_500 if tiles != shared.waves * shared.workers else 0.0
+        return tiles * (inputs // INPUTS) / shared.workers * HOPPER_FORMS[form] + adding
+
+    tall = [form for form in HOPPER_FORMS if form.block_rows >= min(rows, _TALL)]
+    return fitting(min(tall, key=cost), formats, card)
+
+
+def fitting(form: HopperRows, formats: Formats, card: Card) -> HopperRows:
+    while form.shared_bytes(formats) > _room(card, form.resident):
+        form = replace(form, stages=form.stages - 1)
+    return form
+
+
+def hopper_share(form: HopperRows, rows: int, outputs: int, inputs: int, card: Card) -> Share:
+    row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // form.block_outputs)
+    return share(row_blocks, output_blocks, inputs, form.resident * card.processors)
+
+
+def ampere_rows_form(rows: int, formats: Formats, card: Card) -> AmpereRows:
+    block_rows = 32 if rows <= 32 else 64
+    stages = max(s for s in (2, 3, 4) if AmpereRows(block_rows, s, 1).shared_bytes(formats) <= card.shared_bytes)
+    resident = 2 if AmpereRows(block_rows, stages, 2).shared_bytes(formats) <= _room(card, 2) else 1
+    return AmpereRows(block_rows, stages, resident)
+
+
+def ampere_share(form: AmpereRows, rows: int, outputs: int, inputs: int, card: Card) -> Share:
+    row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // BLOCK_OUTPUTS)
+    return share(row_blocks, output_blocks, inputs, form.resident * card.processors)
+
+
+def _room(card: Card, resident: int) -> int:
+    """Shared bytes that each of `resident` blocks may have; the system takes 1,024 for each besides."""
+    return min(card.shared_bytes, (card.shared_bytes + 1024) // resident - 1024)
+
+
+def _down(registers: int) -> int:
+    return registers // _REGISTER_STEP * _REGISTER_STEP
