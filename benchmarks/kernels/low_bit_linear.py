@@ -169,9 +169,9 @@ def few_forms(rows: int, outputs: int) -> Iterator[FewRows]:
 
 
 def many_forms(rows: int, outputs: int) -> Iterator[ManyRows]:
-    columns = 2 if rows <= 16 else 4 if rows <= 32 else 8
+    del rows
     for stages, parts in itertools.product((3, 4), (1, 2, 3, 4, 6)):
-        form = ManyRows(columns, stages, parts)
+        form = ManyRows(stages, parts)
         if form.shared_bytes(FORMATS) <= 101_376 and parts * outputs <= 140_000:
             yield form
 

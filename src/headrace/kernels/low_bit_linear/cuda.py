@@ -114,7 +114,7 @@ def few_macros(form: FewRows, x_rows: int, gated: bool) -> dict[str, int]:
 
 
 def many_macros(form: ManyRows) -> dict[str, int]:
-    return {"COLUMNS": form.columns, "STAGES": form.stages, "PARTS": int(form.parts > 1)}
+    return {"STAGES": form.stages, "PARTS": int(form.parts > 1)}
 
 
 def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
@@ -144,11 +144,18 @@ def few_rows(
 
 
 def many_rows(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: ManyRows | None = None) -> None:
-    """Writes y; any number of rows."""
+    """Writes y; any number of rows, meant for 9 to 16."""
     formats = formats_of(x, packed, scale, zero)
     form = form or forms.many_rows_form(len(x), len(packed), x.shape[1], formats, card(x.device))
     kernel = function("many_rows", formats | many_macros(form), 256, form.shared_bytes(formats), x.device)
-    _in_parts(kernel, (8 * form.columns, BLOCK_OUTPUTS, form.parts), x, packed, scale, zero, y)
+    (rows, inputs), outputs, parts = x.shape, len(packed), form.parts
+    grid = -(-rows // forms.MANY_ROWS), -(-outputs // BLOCK_OUTPUTS), parts
+    into = y if parts == 1 else torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
+    kernel(grid, packed, scale, zero, x, into, rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
+    if parts > 1:
+        vectors = rows * outputs // 4
+        add = function("sum_parts", formats, 256, 0, x.device)
+        add((-(-vectors // 256), 1, 1), into, y, parts, ctypes.c_longlong(vectors))
 
 
 def hopper_rows(
@@ -199,21 +206,6 @@ def _kept_sums(index: int) -> Tensor:
     """Where sums are sent; -1 (see work.cuh) where none is, so everywhere between two calls, which must follow each other."""
     device = torch.device("cuda", index)
     return torch.full((tile_forms.sums_of(card(device)),), -1, dtype=torch.int32, device=device)
-
-
-def _in_parts(
-    kernel: CudaFunction, cut: tuple[int, int, int], x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor
-) -> None:
-    """cut: rows and outputs of a block, parts of the inputs."""
-    (rows, inputs), outputs = x.shape, len(packed)
-    block_rows, block_outputs, parts = cut
-    grid = -(-rows // block_rows), -(-outputs // block_outputs), parts
-    into = y if parts == 1 else torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
-    kernel(grid, packed, scale, zero, x, into, rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
-    if parts > 1:
-        vectors = rows * outputs // 4
-        add = function("sum_parts", formats_of(x, packed, scale, zero), 256, 0, x.device)
-        add((-(-vectors // 256), 1, 1), into, y, parts, ctypes.c_longlong(vectors))
 
 
 def through_workspace(

@@ -15,6 +15,8 @@ Formats = Mapping[str, int]
 """What kernels are told of the types: BF16, SCALE_BF16, BITS, GROUP (0: one scale a row), ZEROS."""
 
 BLOCK_OUTPUTS = 128
+MANY_ROWS = 16
+"""Of a block of many_rows."""
 _MOST_PARTS = 8
 _FEW_ROWS_SHARED_BYTES = 101_376
 _FLOPS_OF_A_BYTE = 150
@@ -39,25 +41,20 @@ class FewRows:
 
 @dataclass(frozen=True, slots=True)
 class ManyRows:
-    """Eights of rows a block, chunks of 128 inputs in flight, parts that the inputs are cut into."""
+    """Chunks of 128 inputs in flight, parts that the inputs are cut into."""
 
-    columns: int
     stages: int
     parts: int
 
     def shared_bytes(self, formats: Formats) -> int:
         weights = BLOCK_OUTPUTS * INPUTS * formats["BITS"] // 8
-        stage = weights + 8 * self.columns * INPUTS * 2 + 8 * _words(formats) * (32 + 8 * formats["ZEROS"])
-        return max(self.stages * stage, _sums_bytes(8 * self.columns))
+        stage = weights + MANY_ROWS * INPUTS * 2 + 8 * _words(formats) * (32 + 8 * formats["ZEROS"])
+        return max(self.stages * stage, MANY_ROWS * (BLOCK_OUTPUTS + 4) * 4)
 
 
 def _words(formats: Formats) -> int:
     """Groups of a chunk of inputs."""
     return INPUTS // formats["GROUP"] if formats["GROUP"] else 0
-
-
-def _sums_bytes(block_rows: int) -> int:
-    return block_rows * (BLOCK_OUTPUTS + 4) * 4
 
 
 def x_rows_of(rows: int) -> int:
@@ -81,26 +78,18 @@ def few_rows_form(rows: int, outputs: int, formats: Formats, card: Card, *, gate
 
 
 def many_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> ManyRows:
-    columns = 2 if rows <= 16 else 4 if rows <= 32 else 8
-    stages = max(s for s in (2, 3, 4) if ManyRows(columns, s, 1).shared_bytes(formats) <= card.shared_bytes)
-    resident = 2 if columns <= 4 and 2 * ManyRows(columns, stages, 1).shared_bytes(formats) <= card.shared_bytes else 1
-    parts, _ = _parts(rows, 8 * columns, BLOCK_OUTPUTS, outputs, inputs, formats, resident * card.processors)
-    return ManyRows(columns, stages, parts)
+    stages = max(s for s in (2, 3, 4) if ManyRows(s, 1).shared_bytes(formats) <= card.shared_bytes)
+    resident = 2 if 2 * ManyRows(stages, 1).shared_bytes(formats) <= card.shared_bytes else 1
+    return ManyRows(stages, _parts(rows, outputs, inputs, formats, resident * card.processors))
 
 
-def _parts(
-    rows: int, block_rows: int, block_outputs: int, outputs: int, inputs: int, formats: Formats, slots: int
-) -> tuple[int, float]:
-    """Parts of the inputs that fill the card's `slots` for blocks best, against what adding the parts costs; and a cost by
-    which blocks of other sizes compare, since every block reads x.
-    """
-    blocks = -(-outputs // block_outputs) * -(-rows // block_rows)
-    weights = outputs * inputs * formats["BITS"] // 8
-    work = max(weights, 2 * rows * outputs * inputs // _FLOPS_OF_A_BYTE)
+def _parts(rows: int, outputs: int, inputs: int, formats: Formats, slots: int) -> int:
+    """Parts of the inputs that fill the card's `slots` for blocks best, against what adding the parts costs."""
+    blocks = -(-outputs // BLOCK_OUTPUTS) * -(-rows // MANY_ROWS)
+    work = max(outputs * inputs * formats["BITS"] // 8, 2 * rows * outputs * inputs // _FLOPS_OF_A_BYTE)
 
-    def cost(parts: int, work: int) -> float:
+    def cost(parts: int) -> float:
         rounds = -(-blocks * parts // slots)
         return work * rounds * slots / (blocks * parts) + (parts > 1) * (_LAUNCH_BYTES + 8 * parts * rows * outputs)
 
-    best = min((p for p in range(1, _MOST_PARTS + 1) if p == 1 or inputs // INPUTS >= 4 * p), key=lambda p: cost(p, work))
-    return best, cost(best, max(work, weights + 2 * blocks * block_rows * inputs))
+    return min((p for p in range(1, _MOST_PARTS + 1) if p == 1 or inputs // INPUTS >= 4 * p), key=cost)

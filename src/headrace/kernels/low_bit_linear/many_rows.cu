@@ -1,20 +1,19 @@
-// 9 rows and more: y = x W^T for BLOCK_ROWS = 8 * COLUMNS rows of x and 128 outputs a block, weights decoded once for all of those rows.
+// 9 to 16 rows: y = x W^T for BLOCK_ROWS rows of x and 128 outputs a block, weights decoded once for all of those rows.
 //
 // 8 warps: 4 of 32 outputs each, times 2 halves of every chunk of inputs, added at the end. x and W come through a ring of STAGES chunks.
-// Up to 16 rows the scale multiplies a group's sum; beyond, to save registers, the weights, rounded to the activations' type.
+// A scale multiplies the sum of its group.
 // blockIdx: block of rows, of outputs, part of the inputs; with PARTS the sums go to float32 [parts, rows, outputs] for sum_parts. Macros:
-// COLUMNS, STAGES, PARTS.
+// STAGES, PARTS.
+#define COLUMNS 2  // eights of rows
 #define BLOCK_ROWS (8 * COLUMNS)
 #define PAD 132  // floats from one row of sums to the next
 #define TILE_VECTORS (VECTORS * 32)
 #define WEIGHT_VECTORS (8 * TILE_VECTORS)
 #define STAGE_VECTORS (WEIGHT_VECTORS + BLOCK_ROWS * 16 + 8 * GROUPS * 2 + (ZEROS ? 4 * GROUPS : 0))
-#define SUMS (GROUP && COLUMNS <= 2)
-#define SCALED (GROUP && COLUMNS > 2)
 #define SCALE_WORDS (8 * (GROUP ? GROUPS : 1))  // of a tile
 #define ZERO_WORDS (2 * (GROUP ? GROUPS : 1))
 
-extern "C" __global__ void __launch_bounds__(256, COLUMNS <= 4 ? 2 : 1) many_rows(
+extern "C" __global__ void __launch_bounds__(256, 2) many_rows(
     const uint4* __restrict__ packed, const u32* __restrict__ scale, const u32* __restrict__ zero, const u16* __restrict__ x,
     void* __restrict__ y, int rows, int outputs, int inputs, long long x_stride) {
   extern __shared__ uint4 shared[];
@@ -89,13 +88,6 @@ extern "C" __global__ void __launch_bounds__(256, COLUMNS <= 4 ? 2 : 1) many_row
         if (ZEROS) zero_points(z, words[64 * GROUPS + ((across * 2 + t) * GROUPS + group) * 2 + g / 4] >> 8 * (g % 4));
         decode(a[t][0], w[t], block * 2, z);
         decode(a[t][1], w[t], block * 2 + 1, z);
-        if (SCALED) {
-          const u32 s = words[((across * 2 + t) * GROUPS + group) * 8 + g];
-          const float low = low_number(s, SCALE_BF16), high = high_number(s, SCALE_BF16);
-          const u32 pairs[2] = {pack2(low, low), pack2(high, high)};
-#pragma unroll
-          for (int i = 0; i < 8; i++) a[t][i / 4][i % 4] = multiply2(a[t][i / 4][i % 4], pairs[i % 2]);
-        }
       }
       const uint4* xs = stage + WEIGHT_VECTORS + lane % 8 * 16 + (half * 8 + block * 4 + lane / 8 ^ lane % 8);
 #pragma unroll
@@ -104,13 +96,13 @@ extern "C" __global__ void __launch_bounds__(256, COLUMNS <= 4 ? 2 : 1) many_row
         load_matrices(b, xs + n * 128);
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-          float(&into)[4] = SUMS ? sum[t][n] : total[t][n];
-          if (SUMS && (block == 0 || GROUP == 32)) into[0] = into[1] = into[2] = into[3] = 0;
+          float(&into)[4] = GROUP ? sum[t][n] : total[t][n];
+          if (GROUP && (block == 0 || GROUP == 32)) into[0] = into[1] = into[2] = into[3] = 0;
           mma(into, a[t][0], b[0], b[1]);
           mma(into, a[t][1], b[2], b[3]);
         }
       }
-      if (SUMS && (block == 1 || GROUP == 32)) {
+      if (GROUP && (block == 1 || GROUP == 32)) {
 #pragma unroll
         for (int t = 0; t < 2; t++) {
           const u32 s = words[((across * 2 + t) * GROUPS + group) * 8 + g];
