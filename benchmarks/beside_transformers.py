@@ -135,7 +135,7 @@ def their_step_ms(net: Any, device: torch.device, users: int, prompt_tokens: int
     for count in (1, 1, steps + 1):  # the first warms up
         torch.cuda.synchronize()
         began = time.perf_counter()
-        config = transformers.GenerationConfig(max_new_tokens=count, **sampling)
+        config = transformers.GenerationConfig(max_new_tokens=count, min_new_tokens=count, **sampling)
         made = net.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
         torch.cuda.synchronize()
         assert made.shape[1] == prompt_tokens + count
