@@ -23,6 +23,8 @@ pytestmark = pytest.mark.gpu
 LARGEST = {torch.bfloat16: 2e-2, torch.float16: 2e-2, torch.float32: 1e-4}
 MEAN = {torch.bfloat16: 3e-3, torch.float16: 3e-3, torch.float32: 1e-5}
 CASES = [pytest.param(op, case, id=f"{op}-{case.name}") for op in TRITON_OPS for case in shared_cases(op)]
+BY_CUDA = ("gated_delta_verify-wide-heads",)
+"""Cases that the public function does not give to Triton; their kernels' own tests compare the two."""
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_compiled(op: str, case: Any, dtype: torch.dtype, poisoned: None) -> Non
     agree(found, expected, dtype)
 
 
-@pytest.mark.parametrize(("op", "case"), CASES)
+@pytest.mark.parametrize(("op", "case"), [case for case in CASES if case.id not in BY_CUDA])
 def test_public_function_on_cuda(op: str, case: Any) -> None:
     """A CUDA tensor goes to the kernel: the same bits, in the type that models compute in."""
     cases = module(op, "cases")

@@ -8,6 +8,8 @@ once and written once however many drafts there are, and a step without drafts l
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -34,11 +36,11 @@ def gated_delta_verify(
     fold and a step give the bits of the step alone, and S moves on later by what its drafts were verified with. What lies in
     the ring beyond `pending` is never used, be it NaN.
     """
-    if _runs_triton(qkvz):
-        from headrace.kernels.gated_delta_verify import triton
-
-        return triton.gated_delta_verify(qkvz, ab, weights, tails, states, ring, pending, parity, slots, offsets, certain)
-    return reference.gated_delta_verify(qkvz, ab, weights, tails, states, ring, pending, parity, slots, offsets, certain)
+    way = _implementation(tails, states, ring)
+    result: Tensor = way.gated_delta_verify(
+        qkvz, ab, weights, tails, states, ring, pending, parity, slots, offsets, certain
+    )
+    return result
 
 
 def fold(
@@ -48,11 +50,7 @@ def fold(
 
     source, target int64 [N], count int32 [N]; target[i] may be source[i], whose pending count is then 0, but no other's source.
     """
-    if _runs_triton(tails):
-        from headrace.kernels.gated_delta_verify import triton
-
-        return triton.fold(tails, states, ring, parity, source, count, target)
-    return reference.fold(tails, states, ring, parity, source, count, target)
+    _implementation(tails, states, ring).fold(tails, states, ring, parity, source, count, target)
 
 
 def advance(pending: Tensor, parity: Tensor, slots: Tensor, accepted: Tensor) -> None:
@@ -61,6 +59,14 @@ def advance(pending: Tensor, parity: Tensor, slots: Tensor, accepted: Tensor) ->
     parity.index_copy_(0, slots, 1 - parity[slots])
 
 
-def _runs_triton(x: Tensor) -> bool:
-    """float32 is for comparing: it stays with the definition."""
-    return runs_triton(x) and x.dtype != torch.float32
+def _implementation(tails: Tensor, states: Tensor, ring: Ring) -> ModuleType:
+    """One for a layer's memory, whatever a call is. float32 is for comparing: it stays with the definition."""
+    if not runs_triton(tails) or tails.dtype == torch.float32:
+        return reference
+    from headrace.kernels.gated_delta_verify import cuda
+
+    if cuda.suits(tails, states, ring):
+        return cuda
+    from headrace.kernels.gated_delta_verify import triton
+
+    return triton

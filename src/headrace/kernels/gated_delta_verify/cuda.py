@@ -1,0 +1,130 @@
+"""gated_delta_verify and fold on NVIDIA cards of compute capability 8.0 and later, for heads of 128: CUDA C++, by NVRTC.
+
+A step is one launch and needs no workspace. A block has one value head of a row, or all of a key head, which share what is made
+of q and k; what that is, and what fold shares with it, is said in state.cuh and verify.cu.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headrace.kernels import nvrtc
+from headrace.kernels.card import Card, card
+from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.gated_delta_mix.weights import MixWeights
+from headrace.kernels.gated_delta_verify.ring import MAX_TOKENS, Ring
+
+HEAD_DIM = 128
+MOST_TAPS = 5
+THREADS = 256
+ARRIVALS = 65_536
+"""Rows times key heads of a launch, at most."""
+RESERVED_BYTES = 1024
+"""Of shared memory, by every block on Hopper and later."""
+
+_SIXTEEN = (torch.float16, torch.bfloat16)
+_PITCH = HEAD_DIM + 8
+
+
+class Form(NamedTuple):
+    """group: value heads of a block, one or all of a key head. resident: blocks of a processor that registers suffice for."""
+
+    group: int
+    resident: int
+
+
+def form(rows: int, key_heads: int, ratio: int, state: torch.dtype, on: Card) -> Form:
+    """ratio: value heads of a key head. Sharing what is made of q and k pays where blocks come one after the other."""
+    if state != torch.float16:
+        return Form(1, 1)
+    fits = ratio <= 4 and 2 * (shared_bytes(ratio, MOST_TAPS) + RESERVED_BYTES) <= on.shared_bytes
+    together = fits and rows * key_heads * ratio > 5 * on.processors
+    return Form(ratio if together else 1, 2)
+
+
+def shared_bytes(group: int, width: int) -> int:
+    """Of a block: verify.cu's struct Shared, without what the compiler adds to reach a multiple of 16."""
+    parts, head = 2 + group, MAX_TOKENS * HEAD_DIM * 2
+    vectors = (parts + 1 + group) * MAX_TOKENS * _PITCH * 2
+    window = max(parts * (MAX_TOKENS + width - 1) * HEAD_DIM * 2, 2 * group * head)
+    taps = max(parts * width * HEAD_DIM * 2, group * MAX_TOKENS * (MAX_TOKENS + 8) * 4)
+    squares = 2 * MAX_TOKENS * (MAX_TOKENS + 8) * 2
+    return vectors + window + taps + group * (head + squares + 4 * MAX_TOKENS * 4) + HEAD_DIM * 4 + 16
+
+
+def _layer_macros(tails: Tensor, states: Tensor, ring: Ring, form: Form) -> dict[str, int]:
+    return {
+        "BF16": int(tails.dtype == torch.bfloat16), "STATE_FP16": int(states.dtype == torch.float16),
+        "KEY_HEADS": ring.keys.shape[3], "VALUE_HEADS": states.shape[1], "WIDTH": tails.shape[1] + 1,
+        "DEPTH": ring.keys.shape[2], "GROUP": form.group, "RESIDENT": form.resident,
+    }
+
+
+def verify_macros(tails: Tensor, states: Tensor, ring: Ring, form: Form) -> dict[str, int]:
+    own = {"ARRIVALS": ARRIVALS, "SHARED_BYTES": shared_bytes(form.group, tails.shape[1] + 1)}
+    return _layer_macros(tails, states, ring, form) | own
+
+
+def fold_macros(tails: Tensor, states: Tensor, ring: Ring) -> dict[str, int]:
+    return _layer_macros(tails, states, ring, Form(1, 2))
+
+
+@cache
+def source(name: str) -> str:
+    directory = Path(__file__).parent
+    return (directory / "state.cuh").read_text() + (directory / f"{name}.cu").read_text()
+
+
+@cache
+def _function(name: str, macros: tuple[tuple[str, int], ...], shared: int, device: int, capability: int) -> CudaFunction:
+    code = partial(nvrtc.compiled, source(name), dict(macros), f"sm_{capability}")
+    return CudaFunction(code, name, THREADS, shared, early=True)
+
+
+def _on(device: torch.device, name: str, macros: dict[str, int], shared: int = 0) -> CudaFunction:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _function(name, tuple(macros.items()), shared, index, card(device).capability)
+
+
+def suits(tails: Tensor, states: Tensor, ring: Ring) -> bool:
+    """Of a layer's memory alone, so that fold and a step are always of one kind, and so of the same bits."""
+    dims = states.shape[2:] == (HEAD_DIM, HEAD_DIM) and tails.shape[1] < MOST_TAPS
+    types = tails.dtype in _SIXTEEN and states.dtype in (torch.float16, torch.float32) and ring.inputs.dtype == tails.dtype
+    rings = ring.keys.dtype == ring.deltas.dtype == torch.float16 and ring.decays.dtype == torch.float32
+    return dims and types and rings and tails.is_cuda and card(tails.device).capability >= 80 and nvrtc.available()
+
+
+def gated_delta_verify(
+    qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, ring: Ring, pending: Tensor, parity: Tensor,
+    slots: Tensor, offsets: Tensor, certain: Tensor, chosen: Form | None = None,
+) -> Tensor:
+    """As the public function, for memory that suits. chosen: another form than the shape's."""
+    rows, heads, key_heads = len(slots), states.shape[1], ring.keys.shape[3]
+    assert qkvz.dtype == ab.dtype == tails.dtype == weights.conv.dtype and qkvz.stride(1) == ab.stride(1) == 1
+    assert qkvz.stride(0) % 8 == 0 and qkvz.data_ptr() % 16 == 0 and states.is_contiguous() and tails.is_contiguous()
+    assert rows * key_heads <= ARRIVALS and weights.a_log.dtype == weights.dt_bias.dtype == weights.norm.dtype == torch.float32
+    out = torch.empty(len(qkvz), heads * HEAD_DIM, dtype=qkvz.dtype, device=qkvz.device)
+    chosen = chosen or form(rows, key_heads, heads // key_heads, states.dtype, card(qkvz.device))
+    macros = verify_macros(tails, states, ring, chosen)
+    _on(qkvz.device, "verify", macros, macros["SHARED_BYTES"])(
+        (heads // chosen.group, rows, 1), qkvz, ab, weights.conv.T.contiguous(), weights.a_log, weights.dt_bias, weights.norm,
+        tails, states, slots, offsets, certain, pending, parity, ring.keys, ring.deltas, ring.decays, ring.inputs, out,
+        qkvz.stride(0), ab.stride(0), ctypes.c_float(weights.eps),
+    )
+    return out
+
+
+def fold(
+    tails: Tensor, states: Tensor, ring: Ring, parity: Tensor, source: Tensor, count: Tensor, target: Tensor
+) -> None:
+    if len(source):
+        _on(tails.device, "fold", fold_macros(tails, states, ring))(
+            (states.shape[1], len(source), 1), tails, states, ring.keys, ring.deltas, ring.decays, ring.inputs, parity, source,
+            count, target,
+        )

@@ -1,0 +1,287 @@
+// What verification and fold share: one value head's state X = S^T [DIM values, DIM keys] in the registers of a block, a warp
+// having 16 of its rows, and the pending drafts that join it. Compiled by NVRTC without any header.
+//
+// Macros that the host defines: BF16 (activations: 1 bf16, 0 fp16), STATE_FP16 (states: 1 fp16, 0 fp32), KEY_HEADS, VALUE_HEADS,
+// WIDTH (taps of the convolution), DEPTH (drafts of a half of the ring), GROUP (value heads of a block, all of one key head),
+// RESIDENT (blocks of a multiprocessor that registers are made to suffice for).
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+#define DIM 128
+#define TOKENS 16                      // of a row, at most, and drafts of a half of the ring
+#define WARPS (DIM / 16)
+#define THREADS (32 * WARPS)
+#define VECTORS (DIM / 8)              // 16-byte vectors of 16-bit numbers in a head
+#define PITCH (DIM + 8)                // of shared tiles of 16-bit numbers: ldmatrix's eight rows lie in different banks
+#define BEFORE (WIDTH - 1)             // inputs of the convolution before a token
+#define CHANNELS ((2 * KEY_HEADS + VALUE_HEADS) * DIM)
+#define RATIO (VALUE_HEADS / KEY_HEADS)
+#define PARTS (2 + GROUP)              // heads of the convolution that a block has: of q, of k, and its value heads' of v
+
+// <primitives>
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+template <int BYTES> __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid = true) {
+  const int bytes = valid ? BYTES : 0;  // the rest is filled with zeros
+  if (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// A kernel may start while the one before it still runs, until it asks for that one's results.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Volatile, so that it is issued where it stands, long before its use.
+__device__ __forceinline__ uint4 load_early(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+// Four 8x8 matrices of 16-bit numbers from shared memory; each lane names a row of one. Lane 4g + c gets numbers 2c and 2c + 1
+// of row g, or, transposed, of column g.
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+}
+__device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// d [16, 8] += a [16, 16] b [16, 8]: products of fp16 with fp32 sums. Lane 4g + c has rows g and g + 8, columns 2c and 2c + 1 of d.
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ float exponential(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ u32 pack_half(float low, float high) {
+  u32 d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+__device__ __forceinline__ float low_half(u32 pair) {
+  float f;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(f) : "r"(pair));
+  return f;
+}
+__device__ __forceinline__ float high_half(u32 pair) {
+  float f;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high; }" : "=f"(f) : "r"(pair));
+  return f;
+}
+__device__ __forceinline__ u32 pack_bfloat(float low, float high) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+// </primitives>
+
+// Pairs of activations.
+__device__ __forceinline__ float low_number(u32 pair) { return BF16 ? __uint_as_float(pair << 16) : low_half(pair); }
+__device__ __forceinline__ float high_number(u32 pair) { return BF16 ? __uint_as_float(pair & 0xFFFF0000) : high_half(pair); }
+__device__ __forceinline__ u32 pack_numbers(float low, float high) { return BF16 ? pack_bfloat(low, high) : pack_half(low, high); }
+
+// Which of a ring's halves and drafts a slot has, counted in drafts.
+struct Halves {
+  int old_first, new_first;
+  __device__ Halves(int slot, int parity) : old_first((slot * 2 + parity) * DEPTH), new_first((slot * 2 + 1 - parity) * DEPTH) {}
+};
+
+// The value heads of a block, their key head, and the channels of the convolution that belong to a part: q, k, each head's v.
+struct Heads {
+  int value, key;  // value: the first
+  __device__ Heads() : value(blockIdx.x * GROUP), key(blockIdx.x * GROUP / RATIO) {}
+  __device__ bool is_first() const { return value % RATIO == 0; }  // of the key head's blocks
+  __device__ int channel(int part) const { return (part < 2 ? part * KEY_HEADS + key : 2 * KEY_HEADS + value + part - 2) * DIM; }
+};
+
+// Keys lie in shared memory in the order of a state's fragments: of every 32 columns, column 8a + 2j + e at 8j + 2a + e. So the
+// eight columns from 8a on, a lane's 16 bytes of a state's row, are its pairs of four tiles.
+__device__ __forceinline__ int place_of_pair(int pair) { return 32 * (pair / 16) + 8 * (pair % 4) + 2 * (pair / 4 % 4); }
+
+#if STATE_FP16
+typedef u16 Element;
+#else
+typedef float Element;
+#endif
+
+// A lane's first element of its warp's rows of a state in memory: row g, columns 8c. Its i-th vector of eight columns lies at a
+// distance of vector_at(i): four times 32 columns of rows g and g + 8.
+__device__ __forceinline__ Element* lane_rows(void* states, int slot, int value_head) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  return (Element*)states + (long long)slot * (VALUE_HEADS * DIM * DIM) + (value_head * DIM + 16 * warp + lane / 4) * DIM + lane % 4 * 8;
+}
+__device__ __forceinline__ constexpr int vector_at(int i) { return i % 2 * 8 * DIM + i / 2 * 32; }
+
+// A warp's rows of a state on their way from memory.
+struct Incoming {
+#if STATE_FP16
+  uint4 v[8];
+  __device__ void load(const Element* rows) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = load_early(rows + vector_at(i));
+  }
+#else
+  uint4 v[16];
+  __device__ void load(const Element* rows) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) v[i] = load_early(rows + vector_at(i / 2) + i % 2 * 4);
+  }
+#endif
+};
+
+// Calls a head's state to the second cache.
+__device__ __forceinline__ void expect(const void* states, int slot, int value_head) {
+  constexpr int head_bytes = DIM * DIM * (int)sizeof(Element);
+  const char* head = (const char*)states + (long long)slot * (VALUE_HEADS * head_bytes) + value_head * head_bytes;
+#pragma unroll
+  for (int at = 0; at < head_bytes; at += THREADS * 128) prefetch(head + at + threadIdx.x * 128);
+}
+
+// The 16 rows of X that a warp has, as 16 tiles of 8 columns. Lane 4g + c has rows g and g + 8.
+//
+// zero: a 0 that the compiler cannot know to be one. Registers of a vector in memory and of an operand of mma are neighbours,
+// but not the same ones; without an operation between them the compiler copies them for every product.
+struct State {
+#if STATE_FP16
+  u32 x[16][2];
+
+  __device__ State(const Incoming& from, u32 zero) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const u32 v[4] = {from.v[i].x, from.v[i].y, from.v[i].z, from.v[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) x[i / 2 * 4 + j][i % 2] = v[j] ^ zero;
+    }
+  }
+  __device__ void store(Element* rows, u32 zero) const {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      u32 v[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[j] = x[i / 2 * 4 + j][i % 2] ^ zero;
+      *(uint4*)(rows + vector_at(i)) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+  }
+  __device__ void get(int tile, float factor, float (&d)[4]) const {
+    d[0] = low_half(x[tile][0]) * factor, d[1] = high_half(x[tile][0]) * factor;
+    d[2] = low_half(x[tile][1]) * factor, d[3] = high_half(x[tile][1]) * factor;
+  }
+  __device__ void set(int tile, const float (&d)[4]) { x[tile][0] = pack_half(d[0], d[1]), x[tile][1] = pack_half(d[2], d[3]); }
+  __device__ void operand(int step, u32 (&a)[4]) const {  // columns 16 step ... 16 step + 15
+    a[0] = x[2 * step][0], a[1] = x[2 * step][1], a[2] = x[2 * step + 1][0], a[3] = x[2 * step + 1][1];
+  }
+#else
+  float x[16][4];
+
+  __device__ State(const Incoming& from, u32) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      const u32 v[4] = {from.v[i].x, from.v[i].y, from.v[i].z, from.v[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) x[i / 4 * 4 + i % 2 * 2 + j / 2][i / 2 % 2 * 2 + j % 2] = __uint_as_float(v[j]);
+    }
+  }
+  __device__ void store(Element* rows, u32) const {
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      const float(&low)[4] = x[i / 4 * 4 + i % 2 * 2], (&high)[4] = x[i / 4 * 4 + i % 2 * 2 + 1];
+      *(float4*)(rows + vector_at(i / 2) + i % 2 * 4) =
+          make_float4(low[i / 2 % 2 * 2], low[i / 2 % 2 * 2 + 1], high[i / 2 % 2 * 2], high[i / 2 % 2 * 2 + 1]);
+    }
+  }
+  __device__ void get(int tile, float factor, float (&d)[4]) const {
+#pragma unroll
+    for (int e = 0; e < 4; e++) d[e] = x[tile][e] * factor;
+  }
+  __device__ void set(int tile, const float (&d)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) x[tile][e] = d[e];
+  }
+  __device__ void operand(int step, u32 (&a)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = pack_half(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1]);
+  }
+#endif
+
+  // X <- keep X + d k, with d [16, TOKENS] as mma's left operand and keys [TOKENS, DIM]; rounded to the states' type.
+  __device__ void add(const u32 (&d)[4], const u16 (*keys)[PITCH], float keep, int lane) {
+#pragma unroll
+    for (int n = 0; n < 16; n += 2) {
+      u32 k[4];
+      load_transposed(k, &keys[lane % 16][8 * n + lane / 16 * 8]);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float sum[4];
+        get(n + i, keep, sum);
+        mma(sum, d, k[2 * i], k[2 * i + 1]);
+        set(n + i, sum);
+      }
+    }
+  }
+};
+
+// One half of a ring in shared memory, with zeros for what is not pending.
+struct Drafts {
+  u16 keys[TOKENS][PITCH];    // in fragment order
+  u16 deltas[GROUP][TOKENS][PITCH];
+  float decays[GROUP][TOKENS];
+
+  __device__ void fetch(
+      const u16* ring_keys, const u16* ring_deltas, const float* ring_decays, const Heads& heads, int first, int pending) {
+    const int draft = threadIdx.x / VECTORS, at = threadIdx.x % VECTORS * 8;
+    const bool there = draft < pending;
+    const int from = there ? first + draft : first;
+    const u16* key = ring_keys + (long long)from * (KEY_HEADS * DIM) + (heads.key * DIM + at);
+    u16* place = &keys[draft][place_of_pair(at / 2)];
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) copy_async<4>(place + 8 * pair, key + 2 * pair, there);
+    const u16* delta = ring_deltas + (long long)from * (VALUE_HEADS * DIM) + (heads.value * DIM + at);
+#pragma unroll
+    for (int h = 0; h < GROUP; h++) copy_async<16>(&deltas[h][draft][at], delta + h * DIM, there);
+    if (at < 8 * GROUP) copy_async<4>(&decays[at / 8][draft], ring_decays + (long long)from * VALUE_HEADS + (heads.value + at / 8), there);
+  }
+
+  // X of the block's head h after `pending` drafts.
+  __device__ void fold(State& x, int h, int pending, int warp, int lane) const {
+    if (!pending) return;
+    const float end = decays[h][pending - 1];
+    u32 d[4];
+    load_transposed(d, &deltas[h][lane % 8 + lane / 16 * 8][16 * warp + lane / 8 % 2 * 8]);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {  // what is not pending has d = 0; e^{end} bounds its weight
+      const float2 decay = *(const float2*)&decays[h][8 * half + lane % 4 * 2];
+      const float low = exponential(end - decay.x), high = exponential(end - decay.y);
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; i++) d[i] = pack_half(low_half(d[i]) * low, high_half(d[i]) * high);
+    }
+    x.add(d, keys, exponential(end), lane);
+  }
+};

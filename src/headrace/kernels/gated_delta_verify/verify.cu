@@ -1,0 +1,463 @@
+// Convolution, gated delta rule and gated norm of a row's certain tokens and drafts: a block for GROUP value heads of one row.
+//
+// The block makes the triangular matrices of the chunk form (gated_delta_rule/triton) of its heads side by side. Then each warp
+// goes from head to head by itself: 16 rows of X belong to it from load to store, as the left operand of every product. Blocks
+// of one key head all read its tails, so the last of them to have read them moves them on.
+//
+// Other macros: ARRIVALS (rows times key heads, at most), SHARED_BYTES. One launch at a time on a device may count in `arrivals`.
+
+#define SQUARE (TOKENS + 8)            // pitch of the shared 16 x 16 matrices
+#define BLOCKS (RATIO / GROUP)         // of a key head
+
+__device__ unsigned arrivals[BLOCKS > 1 ? ARRIVALS : 1];  // blocks of each row's key heads; back at zero after every launch
+
+struct __align__(16) Shared {
+  u16 vectors[PARTS][TOKENS][PITCH];       // unit queries, unit keys, both in fragment order; values, later the drafts' deltas
+  Drafts pending;
+  union {
+    u16 window[PARTS][TOKENS + BEFORE][DIM];  // inputs of the convolution
+    float outputs[GROUP][TOKENS][DIM];
+  };
+  union {
+    u16 taps[PARTS][WIDTH][DIM];
+    struct {
+      float system[GROUP][TOKENS][TOKENS];   // A, transposed
+      float inverse[GROUP][TOKENS][8];       // of its two diagonal blocks
+    };
+  };
+  u16 gates[GROUP][TOKENS][DIM];           // of the outputs
+  u16 solve[GROUP][TOKENS][SQUARE], within[GROUP][TOKENS][SQUARE];
+  float sums[GROUP][TOKENS], past[GROUP][TOKENS];  // decay summed within the certain tokens or the drafts; its exponential
+  float beta[GROUP][TOKENS];
+  float norm[DIM];
+  int moves_tails, first_token, new_first;  // the last two for the end, to which a register each would be long to keep
+};
+static_assert(sizeof(Shared) == SHARED_BYTES, "what the host asks for");
+static_assert(RATIO % GROUP == 0 && 2 * GROUP <= WARPS && WIDTH <= 5, "warps for all that a block has to do");
+
+// The row of a block.
+struct Row {
+  int slot, first, count, sure;
+  __device__ Row(const long long* slots, const int* offsets, const int* certain)
+      : slot((int)slots[blockIdx.y]), first(offsets[blockIdx.y]), count(offsets[blockIdx.y + 1] - first),
+        sure(certain[blockIdx.y]) {}
+};
+
+// A thread's place in its warp, and the 16 bytes that it has of one of the heads that a block copies at a time.
+struct Thread {
+  int warp, lane, line, at;
+  __device__ Thread()
+      : warp(threadIdx.x / 32), lane(threadIdx.x % 32), line(threadIdx.x / VECTORS), at(threadIdx.x % VECTORS * 8) {}
+};
+#define LINES (THREADS / VECTORS)
+
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + exponential(-x)); }
+
+__device__ __forceinline__ float log_decay(float x, float rate) {  // -rate softplus(x)
+  const float e = exponential(fminf(x, 20.0f));
+  const float soft = e < 1e-3f ? e - 0.5f * e * e : __logf(1.0f + e);  // log(1 + e) loses a small e's digits
+  return -rate * (x > 20.0f ? x : soft);
+}
+
+// Channels of q, k, the heads' v, and their gates behind those.
+__device__ __forceinline__ int input_channel(const Heads& heads, int part) {
+  return part < PARTS ? heads.channel(part) : CHANNELS + (heads.value + part - PARTS) * DIM;
+}
+
+__device__ __forceinline__ void fetch_weights(Shared& s, const u16* conv, const float* norm, const Heads& heads, const Thread& me) {
+  for (int line = me.line; line < PARTS * WIDTH; line += LINES)
+    copy_async<16>(&s.taps[0][line][me.at], conv + line % WIDTH * CHANNELS + (heads.channel(line / WIDTH) + me.at));
+  if (threadIdx.x < DIM / 4) copy_async<16>(&s.norm[4 * threadIdx.x], norm + 4 * threadIdx.x);
+}
+
+__device__ __forceinline__ void fetch_tokens(
+    Shared& s, const u16* qkvz, int stride, const Heads& heads, const Row& row, const Thread& me) {
+  constexpr int parts = PARTS + GROUP, together = LINES / parts;  // tokens at a time
+  const int part = me.line % parts;
+  if (me.line >= together * parts) return;
+  u16* to = part < PARTS ? &s.window[part][BEFORE][me.at] : &s.gates[part - PARTS][0][me.at];
+  const u16* from = qkvz + (long long)row.first * stride + (input_channel(heads, part) + me.at);
+#pragma unroll 1
+  for (int t = me.line / parts; t < row.count; t += together) copy_async<16>(to + t * DIM, from + (long long)t * stride);
+}
+
+// Inputs before the row: pending drafts', and the tail's before those.
+__device__ __forceinline__ void fetch_past(
+    Shared& s, const u16* tails, const u16* ring_inputs, const Heads& heads, const Row& row, const Thread& me, int old_first,
+    int pending) {
+  for (int line = me.line; line < PARTS * BEFORE; line += LINES) {
+    const int part = line / (BEFORE ? BEFORE : 1), back = line - part * BEFORE, draft = pending - BEFORE + back;
+    const u16* from = draft >= 0 ? ring_inputs + (long long)(old_first + draft) * CHANNELS
+                                 : tails + (long long)(row.slot * BEFORE + draft + BEFORE) * CHANNELS;
+    copy_async<16>(&s.window[part][back][me.at], from + (heads.channel(part) + me.at));
+  }
+}
+
+// silu of the convolution at a token of one part, a lane's four channels.
+__device__ __forceinline__ void convolve(const Shared& s, int part, int token, int lane, float (&y)[4]) {
+  y[0] = y[1] = y[2] = y[3] = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WIDTH; w++) {
+    const uint2 x = *(const uint2*)&s.window[part][token + w][4 * lane];
+    const uint2 tap = *(const uint2*)&s.taps[part][w][4 * lane];
+    y[0] += low_number(x.x) * low_number(tap.x), y[1] += high_number(x.x) * high_number(tap.x);
+    y[2] += low_number(x.y) * low_number(tap.y), y[3] += high_number(x.y) * high_number(tap.y);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) y[i] *= sigmoid(y[i]);
+}
+
+__device__ __forceinline__ float square_sum(const float (&y)[4]) { return y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3]; }
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int other = 16; other; other /= 2) x += __shfl_xor_sync(~0u, x, other);
+  return x;
+}
+__device__ __forceinline__ uint2 pack_halves(const float (&y)[4], float factor) {
+  return make_uint2(pack_half(y[0] * factor, y[1] * factor), pack_half(y[2] * factor, y[3] * factor));
+}
+
+// q, k and v of all tokens, a warp for one at a time. Keeps the drafts' keys; keys of what lies behind the row are zeros.
+__device__ __forceinline__ void make_vectors(
+    Shared& s, const Heads& heads, const Row& row, const Thread& me, u16* ring_keys, int new_first) {
+#pragma unroll 1
+  for (int t = me.warp; t < row.count; t += WARPS) {
+    float y[PARTS][4];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) convolve(s, part, t, me.lane, y[part]);
+    const int place = place_of_pair(2 * me.lane);
+    const float query_factor = rsqrtf(warp_sum(square_sum(y[0])) + 1e-6f) * rsqrtf((float)DIM);
+    const uint2 query = pack_halves(y[0], query_factor), key = pack_halves(y[1], rsqrtf(warp_sum(square_sum(y[1])) + 1e-6f));
+    *(u32*)&s.vectors[0][t][place] = query.x, *(u32*)&s.vectors[0][t][place + 8] = query.y;
+    *(u32*)&s.vectors[1][t][place] = key.x, *(u32*)&s.vectors[1][t][place + 8] = key.y;
+    if (t >= row.sure && heads.is_first())
+      *(uint2*)(ring_keys + (long long)(new_first + t - row.sure) * (KEY_HEADS * DIM) + (heads.key * DIM + 4 * me.lane)) = key;
+#pragma unroll
+    for (int part = 2; part < PARTS; part++) *(uint2*)&s.vectors[part][t][4 * me.lane] = pack_halves(y[part], 1.0f);
+  }
+  if (me.line >= row.count) *(uint4*)&s.vectors[1][me.line][me.at] = make_uint4(0, 0, 0, 0);
+}
+
+// Decays summed within the certain tokens and within the drafts, and learning rates, of head h: lane t for token t.
+__device__ __forceinline__ void make_gates(
+    Shared& s, const Heads& heads, const Row& row, int h, int t, float a, float b, float rate, float* ring_decays, int new_first) {
+  float sum = t < row.count ? log_decay(a, rate) : 0.0f;
+  const int block = t >= row.sure ? row.sure : 0;
+#pragma unroll
+  for (int back = 1; back < TOKENS; back *= 2) {
+    const float before = __shfl_up_sync(~0u, sum, back);
+    if (t - back >= block) sum += before;
+  }
+  if (t < TOKENS) s.sums[h][t] = sum, s.past[h][t] = exponential(sum), s.beta[h][t] = t < row.count ? sigmoid(b) : 0.0f;
+  if (t >= row.sure && t < row.count) ring_decays[(long long)(new_first + t - row.sure) * VALUE_HEADS + (heads.value + h)] = sum;
+}
+
+// Eight rows by eight columns of left keys^T * D from i0, j0 on, for i >= j of one block (certain tokens, or drafts), else 0:
+// row g, columns 2c and 2c + 1.
+__device__ __forceinline__ float2 decayed_products(
+    const Shared& s, const Row& row, int h, const u16 (*left)[PITCH], int i0, int j0, int lane) {
+  float even[4] = {}, odd[4] = {};
+#pragma unroll
+  for (int step = 0; step < DIM / 16; step += 2) {
+    u32 l[4], k[4];
+    load_matrices(l, &left[i0 + lane % 8][16 * step + lane / 8 * 8]);
+    load_matrices(k, &s.vectors[1][j0 + lane % 8][16 * step + lane / 8 * 8]);
+    const u32 first[4] = {l[0], 0, l[1], 0}, second[4] = {l[2], 0, l[3], 0};
+    mma(even, first, k[0], k[1]);
+    mma(odd, second, k[2], k[3]);
+  }
+  const int i = i0 + lane / 4, j = j0 + lane % 4 * 2;
+  const float sum = s.sums[h][i];
+  const float2 sums = *(const float2*)&s.sums[h][j];
+  const bool draft = i >= row.sure;
+  const float x = exponential(fminf(sum - sums.x, 0.0f)), y = exponential(fminf(sum - sums.y, 0.0f));
+  return {i >= j && draft == (j >= row.sure) ? (even[0] + odd[0]) * x : 0.0f,
+          i > j && draft == (j + 1 >= row.sure) ? (even[1] + odd[1]) * y : 0.0f};
+}
+
+__device__ __forceinline__ void make_within(Shared& s, const Row& row, int h, int lane) {
+  *(u32*)&s.within[h][lane / 4][lane % 4 * 2 + 8] = 0;
+#pragma unroll 1
+  for (int i0 = 0; i0 < row.count; i0 += 8)
+#pragma unroll 1
+    for (int j0 = 0; j0 <= i0; j0 += 8) {
+      const float2 x = decayed_products(s, row, h, s.vectors[0], i0, j0, lane);
+      *(u32*)&s.within[h][i0 + lane / 4][j0 + lane % 4 * 2] = pack_half(x.x, x.y);
+    }
+}
+
+// Column j of the inverse N of a diagonal block of eight rows of I + A, by forward substitution; and of N diag(beta).
+__device__ __forceinline__ void invert_block(Shared& s, int h, int first, int j, bool wide) {
+  float column[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) column[i] = i == j ? 1.0f : 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const float4 low = *(const float4*)&s.system[h][first + i][first], high = *(const float4*)&s.system[h][first + i][first + 4];
+    const float below[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int k = i + 1; k < 8; k++) column[k] -= below[k] * column[i];
+  }
+  const float beta = s.beta[h][first + j];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    if (wide) s.inverse[h][first + i][j] = column[i];
+    s.solve[h][first + i][first + j] = (u16)pack_half(column[i] * beta, 0.0f);
+  }
+}
+
+// M = (I + A)^-1 diag(beta) with A = strictly lower (beta K K^T * D). What lies below the first diagonal block of the inverse
+// is -N2 A21 N1 with the blocks' inverses.
+__device__ __forceinline__ void make_solve(Shared& s, const Row& row, int h, int lane) {
+  const int i = lane / 4, j = lane % 4 * 2;
+  float(&system)[TOKENS][TOKENS] = s.system[h];
+  *(u32*)&s.solve[h][i][j + 8] = 0;
+#pragma unroll 1
+  for (int i0 = 0; i0 < row.count; i0 += 8)
+#pragma unroll 1
+    for (int j0 = 0; j0 <= i0; j0 += 8) {
+      const float2 x = decayed_products(s, row, h, s.vectors[1], i0, j0, lane);
+      system[j0 + j][i0 + i] = s.beta[h][i0 + i] * x.x, system[j0 + j + 1][i0 + i] = s.beta[h][i0 + i] * x.y;
+    }
+  __syncwarp();
+  if (lane < 8 || lane < TOKENS && row.count > 8) invert_block(s, h, lane / 8 * 8, lane % 8, row.count > 8);
+  if (row.count <= 8) return;
+  const float(&inverse)[TOKENS][8] = s.inverse[h];
+  __syncwarp();
+  float inner[2] = {0.0f, 0.0f}, y[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int k = 0; k < 8; k++) inner[0] += system[k][i + 8] * inverse[k][j], inner[1] += system[k][i + 8] * inverse[k][j + 1];
+  system[i + 8][j] = inner[0], system[i + 8][j + 1] = inner[1];  // where A has nothing
+  __syncwarp();
+#pragma unroll
+  for (int k = 0; k < 8; k++)
+    y[0] -= inverse[i + 8][k] * system[k + 8][j], y[1] -= inverse[i + 8][k] * system[k + 8][j + 1];
+  *(u32*)&s.solve[h][i + 8][j] = pack_half(y[0] * s.beta[h][j], y[1] * s.beta[h][j + 1]);
+}
+
+// Rows of the window from `first` on to memory, of the parts from `part` on: by `lines` lines of threads.
+__device__ __forceinline__ void keep_rows(
+    const Shared& s, const Heads& heads, const Thread& me, int first_part, int first, int count, int line, int lines, u16* to) {
+#pragma unroll 1
+  for (; line < count; line += lines) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+      if (part >= first_part)
+        *(uint4*)(to + line * CHANNELS + (heads.channel(part) + me.at)) = *(const uint4*)&s.window[part][first + line][me.at];
+  }
+}
+
+// [16 values, 8 tokens] each: X K^T and X Q^T of eight rows of unit vectors.
+__device__ __forceinline__ void multiply(
+    const State& x, const u16 (*keys)[PITCH], const u16 (*queries)[PITCH], int lane, float (&known)[4], float (&seen)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; e++) known[e] = seen[e] = 0.0f;
+  float more_known[4] = {}, more_seen[4] = {};
+#pragma unroll
+  for (int step = 0; step < DIM / 16; step += 2) {
+    u32 a[4], k[4], q[4];
+    load_matrices(k, &keys[lane % 8][16 * step + lane / 8 * 8]);
+    load_matrices(q, &queries[lane % 8][16 * step + lane / 8 * 8]);
+    x.operand(step, a);
+    mma(known, a, k[0], k[1]);
+    mma(seen, a, q[0], q[1]);
+    x.operand(step + 1, a);
+    mma(more_known, a, k[2], k[3]);
+    mma(more_seen, a, q[2], q[3]);
+  }
+#pragma unroll
+  for (int e = 0; e < 4; e++) known[e] += more_known[e], seen[e] += more_seen[e];
+}
+
+// y [16, TOKENS] += a [16, TOKENS] m^T, of the halves that have tokens.
+__device__ __forceinline__ void multiply_square(
+    const u32 (&a)[4], const u16 (*m)[SQUARE], const Row& row, int lane, float (&y)[2][4]) {
+  u32 b[4];
+  load_matrices(b, &m[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
+  mma(y[0], a, b[0], b[1]);
+  if (row.count > 8) mma(y[1], a, b[2], b[3]);
+}
+
+// What a warp knows of the tokens of head h, in two halves of eight: lane 4g + c has values g and g + 8 of tokens 2c and 2c + 1.
+struct Chunk {
+  const int h, warp, lane;
+  u32 rest[4];  // V - e^c K S of the tokens that were looked at, and d of all that were run; as mma's left operand
+  u32 d[4];
+  float o[2][4];
+
+  __device__ Chunk(int h, const Thread& me) : h(h), warp(me.warp), lane(me.lane), rest{}, d{}, o{} {}
+
+  __device__ int token(int half, int e) const { return 8 * half + lane % 4 * 2 + e % 2; }
+
+  // Tokens from `begin` to `end`: their rest, with nothing of others, and X Q^T decayed.
+  __device__ void look(const State& x, const Shared& s, int begin, int end) {
+    u32 v[4];
+    load_transposed(v, &s.vectors[2 + h][lane % 8 + lane / 16 * 8][16 * warp + lane / 8 % 2 * 8]);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      rest[2 * half] = rest[2 * half + 1] = 0;
+      if (begin >= 8 * half + 8 || end <= 8 * half) continue;
+      float known[4], seen[4], left[4];
+      multiply(x, s.vectors[1] + 8 * half, s.vectors[0] + 8 * half, lane, known, seen);
+      const float2 past = *(const float2*)&s.past[h][token(half, 0)];
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const bool there = token(half, e) >= begin && token(half, e) < end;
+        const float value = e % 2 ? high_half(v[2 * half + e / 2]) : low_half(v[2 * half + e / 2]);
+        const float decay = e % 2 ? past.y : past.x;
+        left[e] = there ? value - decay * known[e] : 0.0f;
+        o[half][e] = there ? decay * seen[e] : o[half][e];
+      }
+      rest[2 * half] = pack_half(left[0], left[1]), rest[2 * half + 1] = pack_half(left[2], left[3]);
+    }
+  }
+
+  // M rest: nothing of tokens that were not looked at, since M couples neither block with the other.
+  __device__ void solve(const Shared& s, const Row& row, float (&y)[2][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) y[half][e] = 0.0f;
+    multiply_square(rest, s.solve[h], row, lane, y);
+  }
+
+  __device__ void run_certain(State& x, const Shared& s, const Row& row) {
+    float y[2][4];
+    solve(s, row, y);
+    const float end = s.sums[h][row.sure - 1];
+    u32 weighted[4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const float2 sum = *(const float2*)&s.sums[h][token(half, 0)];
+      const float low = exponential(fminf(end - sum.x, 0.0f)), high = exponential(fminf(end - sum.y, 0.0f));
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        d[2 * half + i] = pack_half(y[half][2 * i], y[half][2 * i + 1]);
+        weighted[2 * half + i] = pack_half(y[half][2 * i] * low, y[half][2 * i + 1] * high);
+      }
+    }
+    x.add(weighted, s.vectors[1], exponential(end), lane);
+  }
+
+  // Leaves the drafts' deltas where their values were.
+  __device__ void run_drafts(const State& x, Shared& s, const Row& row) {
+    look(x, s, row.sure, row.count);
+    float y[2][4];
+    solve(s, row, y);
+    __syncwarp();  // all lanes have their values
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const u32 pair = pack_half(y[half][2 * i], y[half][2 * i + 1]);
+        u16* at = &s.vectors[2 + h][token(half, 0)][16 * warp + lane / 4 + 8 * i];
+        at[0] = (u16)pair, at[PITCH] = (u16)(pair >> 16);
+        d[2 * half + i] |= pair;  // certain tokens are zero here, and drafts there
+      }
+  }
+
+  // O of all tokens to s.outputs.
+  __device__ void finish(Shared& s, const Row& row) {
+    multiply_square(d, s.within[h], row, lane, o);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      if (row.count <= 8 * half) break;
+#pragma unroll
+      for (int e = 0; e < 4; e++) s.outputs[h][token(half, e)][16 * warp + lane / 4 + e / 2 * 8] = o[half][e];
+    }
+  }
+};
+
+// A lane's four values of a token of head h.
+__device__ __forceinline__ uint2 normed(const Shared& s, int h, int t, int lane, float eps) {
+  const float4 v = *(const float4*)&s.outputs[h][t][4 * lane], scale = *(const float4*)&s.norm[4 * lane];
+  const uint2 gate = *(const uint2*)&s.gates[h][t][4 * lane];
+  const float o[4] = {v.x, v.y, v.z, v.w};
+  const float factor = rsqrtf(warp_sum(square_sum(o)) / DIM + eps);
+  const float a = low_number(gate.x), b = high_number(gate.x), c = low_number(gate.y), d = high_number(gate.y);
+  return make_uint2(pack_numbers(o[0] * factor * scale.x * a * sigmoid(a), o[1] * factor * scale.y * b * sigmoid(b)),
+                    pack_numbers(o[2] * factor * scale.z * c * sigmoid(c), o[3] * factor * scale.w * d * sigmoid(d)));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
+    const u16* __restrict__ qkvz, const u16* __restrict__ ab, const u16* __restrict__ conv, const float* __restrict__ a_log,
+    const float* __restrict__ dt_bias, const float* __restrict__ norm, u16* tails, void* states, const long long* slots,
+    const int* offsets, const int* certain, const int* pending, const int* parity, u16* ring_keys, u16* ring_deltas,
+    float* ring_decays, u16* ring_inputs, u16* out, int x_stride, int ab_stride, float eps) {
+  extern __shared__ uint4 memory[];
+  Shared& s = *(Shared*)memory;
+  const Heads heads;
+  const Thread me;
+  let_next_kernel_start();
+  fetch_weights(s, conv, norm, heads, me);
+  const int gate_head = WARPS - 1 - me.warp;
+  const bool has_gates = gate_head < GROUP;
+  const float rate = has_gates ? a_log[heads.value + gate_head] : 0.0f, bias = has_gates ? dt_bias[heads.value + gate_head] : 0.0f;
+  await_previous_kernel();
+
+  const Row row(slots, offsets, certain);
+  const int waiting = pending[row.slot], half = parity[row.slot];
+  float a = 0.0f, b = 0.0f;
+  if (has_gates && me.lane < row.count) {
+    const u16* gates = ab + (long long)(row.first + me.lane) * ab_stride + (heads.value + gate_head);
+    a = low_number(gates[0]) + bias, b = low_number(gates[VALUE_HEADS]);
+  }
+  fetch_tokens(s, qkvz, x_stride, heads, row, me);
+  const Halves ring(row.slot, half);
+  fetch_past(s, tails, ring_inputs, heads, row, me, ring.old_first, waiting);
+  s.pending.fetch(ring_keys, ring_deltas, ring_decays, heads, ring.old_first, waiting);
+  Element* state = lane_rows(states, row.slot, heads.value);
+  Incoming rows;
+  rows.load(state);  // behind what is needed sooner
+  if (has_gates) make_gates(s, heads, row, gate_head, me.lane, a, b, exponential(rate), ring_decays, ring.new_first);
+  await_copies();
+  __syncthreads();
+
+  u32 before = BLOCKS - 1;  // blocks that have the tails in shared memory, as this one has now
+  if (BLOCKS > 1 && threadIdx.x == 0) before = atomicInc(arrivals + blockIdx.y * KEY_HEADS + heads.key, BLOCKS - 1);
+  make_vectors(s, heads, row, me, ring_keys, ring.new_first);
+  if (threadIdx.x == 0) s.moves_tails = before == BLOCKS - 1, s.first_token = row.first, s.new_first = ring.new_first;
+  __syncthreads();
+
+  constexpr int solvers = 2 * GROUP, keepers = WARPS > solvers ? WARPS - solvers : WARPS;
+  if (me.warp < GROUP) make_solve(s, row, me.warp, me.lane);
+  else if (me.warp < solvers) make_within(s, row, me.warp - GROUP, me.lane);
+  if (me.warp >= WARPS - keepers) {  // the drafts' inputs to the ring's other half, and the tails behind the certain tokens
+    const int line = me.line - 2 * (WARPS - keepers), lines = 2 * keepers;
+    keep_rows(s, heads, me, heads.is_first() ? 0 : 2, BEFORE + row.sure, row.count - row.sure, line, lines,
+              ring_inputs + (long long)ring.new_first * CHANNELS);
+    keep_rows(s, heads, me, s.moves_tails ? 0 : 2, row.sure, BEFORE, lines - 1 - line, lines,
+              tails + (long long)row.slot * (BEFORE * CHANNELS));
+  }
+
+  const u32 zero = (u32)row.count >> 31;
+  State x(rows, zero);
+#pragma unroll 1
+  for (int h = 0; h < GROUP; h++, state += DIM * DIM) {
+    Chunk chunk(h, me);
+    if (h + 1 < GROUP) expect(states, row.slot, heads.value + h + 1);
+    s.pending.fold(x, h, waiting, me.warp, me.lane);
+    if (row.sure > 0) chunk.look(x, s, 0, row.sure);
+    if (h == 0) __syncthreads();  // the triangular matrices are there, and all of the window was read
+    if (row.sure > 0) chunk.run_certain(x, s, row);
+    x.store(state, zero);
+    if (row.sure < row.count) chunk.run_drafts(x, s, row);
+    chunk.finish(s, row);
+    if (h + 1 < GROUP) {
+      rows.load(state + DIM * DIM);
+      x = State(rows, zero);
+    }
+  }
+  __syncthreads();
+
+  const int values = heads.value * DIM + 4 * me.lane;
+#pragma unroll
+  for (int h = 0; h < GROUP; h++)
+#pragma unroll 1
+    for (int t = me.warp; t < row.count; t += WARPS) {
+      *(uint2*)(out + (long long)(s.first_token + t) * (VALUE_HEADS * DIM) + (values + h * DIM)) = normed(s, h, t, me.lane, eps);
+      if (t >= row.sure)
+        *(uint2*)(ring_deltas + (long long)(s.new_first + t - row.sure) * (VALUE_HEADS * DIM) + (values + h * DIM)) =
+            *(const uint2*)&s.vectors[2 + h][t][4 * me.lane];
+    }
+}
