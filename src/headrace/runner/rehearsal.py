@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
 from headrace.kernels.ahead import compiling_ahead
+from headrace.kernels.dispatch import runs_triton
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.budget import SCORED_ROWS
@@ -55,8 +56,10 @@ def rehearse(
         batch, sampled = packer.pack(_rows(tokens), sampler.next_tokens)
         hidden: Tensor = decoder(batch, pools)
         assert sampled is not None
-        logits = decoder.logits(hidden if sampled.last is None else hidden[sampled.last])
-        sampler.draw_at(logits, sampled.slots, sampled.where, sampled.positions)
+        ends = hidden if sampled.last is None else hidden[sampled.last]
+        sampler.draw_at(decoder.logits(ends), sampled.slots, sampled.where, sampled.positions)
+        if runs_triton(ends):  # captured steps draw from scores as they are
+            sampler.draw_on_device(decoder.scores(ends), sampled.where, sampled.positions)
         return hidden
 
     outline = decoder.outline()
