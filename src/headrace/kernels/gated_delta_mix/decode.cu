@@ -122,8 +122,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
     uint4* states, const long long* slots, const long long* row_index, const long long* token_index, u16* out,
     int first_row, int first_token, int slot_count, float eps, float scale, long long qkvz_stride, long long ab_stride) {
   __shared__ __align__(16) float queries[DIM], keys[DIM];
-  __shared__ float values[DIM], outputs[DIM], factors[DIM], sums[4][WARPS];
-  __shared__ long long where[2];  // token and slot: registers are short
+  __shared__ float values[DIM], outputs[DIM], sums[4][WARPS];
   __shared__ int moves;
   const int t = threadIdx.x, lane = t % 32, warp = t / 32, head = blockIdx.x, key = head / RATIO;
   const int channel[3] = {key * DIM + t, (KEY_HEADS + key) * DIM + t, (2 * KEY_HEADS + head) * DIM + t};  // q's, k's, v's
@@ -153,8 +152,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
 #pragma unroll
     for (int w = 0; w < BEFORE; w++) inputs[part][w] = number(tail[w * CHANNELS + channel[part]]);
   }
-  const u16* gates = ab + token * ab_stride + head;
-  const float gate = number(row[CHANNELS + head * DIM + t]), a = number(gates[0]), b = number(gates[VALUE_HEADS]);
+  const float gate = number(row[CHANNELS + head * DIM + t]);
+  const float a = number(ab[token * ab_stride + head]), b = number(ab[token * ab_stride + VALUE_HEADS + head]);
+  uint4* mine = states + (slot * VALUE_HEADS + head) * DIM * VECTORS + t;  // rows t / 16, 8 + t / 16, ...
+  uint4 x[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) x[i] = load_early(mine + i * 8 * VECTORS);
+
   float mixed[3];
 #pragma unroll
   for (int part = 0; part < 3; part++) {
@@ -163,16 +167,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
     for (int w = 0; w < WIDTH; w++) y += taps[part][w] * inputs[part][w];
     mixed[part] = y * sigmoid(y);
   }
-  queries[t] = mixed[0], keys[t] = mixed[1], values[t] = mixed[2], factors[t] = gate * sigmoid(gate) * weight;
-  if (t == 0) where[0] = token, where[1] = slot;
+  queries[t] = mixed[0], keys[t] = mixed[1], values[t] = mixed[2];
   const float squares[3] = {warp_sum(mixed[0] * mixed[0]), warp_sum(mixed[1] * mixed[1]), warp_sum(mixed[0] * mixed[1])};
   if (lane == 0) sums[0][warp] = squares[0], sums[1][warp] = squares[1], sums[2][warp] = squares[2];
   move_on(tail, row, channel[2]);
-  uint4* mine = states + (slot * VALUE_HEADS + head) * DIM * VECTORS + t;  // rows t / 16, 8 + t / 16, ...
-  uint4 x[ROWS];  // on the way to the second cache since the start, where this is not the first to ask
-#pragma unroll
-  for (int i = 0; i < ROWS; i++) x[i] = load_early(mine + i * 8 * VECTORS);
-
   __syncthreads();  // all of the tails has been read, too
   u32 before_me = RATIO - 1;
   if (t == 0 && RATIO > 1) before_me = atomicAdd(&arrivals[blockIdx.y * KEY_HEADS + key], 1);
@@ -222,9 +220,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) total += sums[3][w];
-  out[(where[0] * VALUE_HEADS + head) * DIM + t] = rounded(outputs[t] * rsqrtf(total / DIM + eps) * factors[t]);
+  const float normed = outputs[t] * rsqrtf(total / DIM + eps) * weight;
+  out[(token * VALUE_HEADS + head) * DIM + t] = rounded(normed * gate * sigmoid(gate));
   if (!moves) return;
-  for (int part = 0; part < 2; part++)
-    move_on(tails + where[1] * BEFORE * CHANNELS, qkvz + where[0] * qkvz_stride, (part * KEY_HEADS + key) * DIM + t);
+  move_on(tail, row, channel[0]), move_on(tail, row, channel[1]);
   if (t == 0 && RATIO > 1) arrivals[blockIdx.y * KEY_HEADS + key] = 0;
 }

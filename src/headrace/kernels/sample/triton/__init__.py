@@ -19,7 +19,7 @@ from headrace.kernels.card import card
 from headrace.kernels.dispatch import early
 from headrace.kernels.sample import DEVICE_TOP_K
 from headrace.kernels.sample.slots import GENERATED_ONCE, SlotState
-from headrace.kernels.sample.triton.adjusted import is_penalised, look, wishes_of
+from headrace.kernels.sample.triton.adjusted import is_penalised, wishes_of
 from headrace.kernels.sample.triton.head import draw_of_head, group_maxima, head_of
 from headrace.kernels.sample.triton.keys import token_of
 from headrace.kernels.sample.triton.scores import best_kept, best_scores, by_scores, tokens_ahead
@@ -37,13 +37,13 @@ _COUNT_ONCE = tl.constexpr(GENERATED_ONCE)
 
 
 @triton.jit
-def _give(token, row, slot, generated, penalised, integers, marks, drawn, next_tokens, vocab, COUNT: tl.constexpr):
+def _give(token, row, slot, integers, numbers, marks, drawn, next_tokens, vocab, COUNT: tl.constexpr):
     """The row's token; with COUNT also the slot's next token, its count and its mark."""
     tl.store(drawn + row, token)
     if COUNT:
         tl.store(next_tokens + slot, token)
-        tl.store(integers + slot * 4 + 3, generated + 1)
-        if penalised:
+        tl.store(integers + slot * 4 + 3, tl.load(integers + slot * 4 + 3) + 1)
+        if is_penalised(numbers, slot):
             mark = marks + slot * vocab + token
             tl.store(mark, tl.load(mark) + _COUNT_ONCE)
 
@@ -55,20 +55,16 @@ def _choose_ranked(
     GROUP: tl.constexpr, GROUPS: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr, COUNT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """drawn [R] of rows that are greedy or have a small top_k; one row a program.
-
-    What the row wants is read early: it is older than the first launch, which lets the others start only behind its wait.
-    """
+    """drawn [R] of rows that are greedy or have a small top_k; one row a program."""
     let_next_start(EARLY)
-    row = tl.program_id(0)
-    slot, position = look(slots + row).to(tl.int64), look(positions + row).to(tl.int64)
-    scored, penalised = by_scores(integers, numbers, slot, MOST), is_penalised(numbers, slot)
-    wishes = wishes_of(slot, integers, numbers, bias_values, BIASES)
-    seed, top_k, generated = look(integers + slot * 4), look(integers + slot * 4 + 1), look(integers + slot * 4 + 3)
-    temperature, top_p = look(numbers + slot * 6).to(tl.float32), look(numbers + slot * 6 + 1)
-    min_p = look(numbers + slot * 6 + 2).to(tl.float32)
     await_previous(EARLY)
-    if not scored:
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    if not by_scores(integers, numbers, slot, MOST):
+        wishes = wishes_of(slot, integers, numbers, bias_values, BIASES)
+        seed, position = tl.load(integers + slot * 4), tl.load(positions + row).to(tl.int64)
+        temperature, top_p = tl.load(numbers + slot * 6).to(tl.float32), tl.load(numbers + slot * 6 + 1)
+        top_k, min_p = tl.load(integers + slot * 4 + 1), tl.load(numbers + slot * 6 + 2).to(tl.float32)
         k = tl.where(temperature == 0.0, 1, top_k).to(tl.int32)
         keys = head_of(
             logits + row.to(tl.int64) * stride, maxima + row * groups, kept_keys + row * MOST, k, slot, wishes,
@@ -77,7 +73,7 @@ def _choose_ranked(
         token = token_of(tl.max(keys, 0))
         if temperature != 0.0:
             token = draw_of_head(keys, k, seed, position, temperature, top_p, min_p)
-        _give(token, row, slot, generated, penalised, integers, marks, drawn, next_tokens, vocab, COUNT)
+        _give(token, row, slot, integers, numbers, marks, drawn, next_tokens, vocab, COUNT)
 
 
 @triton.jit(do_not_specialize=["shares"])
@@ -93,15 +89,15 @@ def _choose_scored(
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     if by_scores(integers, numbers, slot, MOST):
-        wishes, penalised = wishes_of(slot, integers, numbers, bias_values, BIASES), is_penalised(numbers, slot)
-        position, generated = tl.load(positions + row).to(tl.int64), tl.load(integers + slot * 4 + 3)
+        wishes = wishes_of(slot, integers, numbers, bias_values, BIASES)
+        position = tl.load(positions + row).to(tl.int64)
         top_k, top_p = tl.load(integers + slot * 4 + 1), tl.load(numbers + slot * 6 + 1)
         token = best_kept(
             logits + row.to(tl.int64) * stride, maxima + row * groups, winners + row * shares, ahead + row * shares * 3,
             tl.load(standings + row), position, top_k, top_p, slot, wishes, integers, numbers, bias_tokens, bias_values,
             marks, vocab, groups, shares, GROUP, GROUPS, TILE, SHARES, BIASES,
         )
-        _give(token, row, slot, generated, penalised, integers, marks, drawn, next_tokens, vocab, COUNT)
+        _give(token, row, slot, integers, numbers, marks, drawn, next_tokens, vocab, COUNT)
 
 
 def draw(
@@ -173,27 +169,19 @@ def _variants(dtype: str) -> tuple[Variant, ...]:
     ]
     for kernel, signature, constants in ((_choose_scored, scored, shared | groups), (_choose_ranked, ranked, groups)):
         name = kernel.__name__[1:].replace("_", "-")
-        early = _WANTED if kernel is _choose_ranked else ()
         counting, plain = {**constants, "COUNT": True}, {**constants, "COUNT": False, "next_tokens": None}
-        found.append(_variant(f"{name}-and-count", kernel, signature, counting, _CHOOSING_WARPS, early))
+        found.append(_variant(f"{name}-and-count", kernel, signature, counting, _CHOOSING_WARPS))
         unasked = {key: type_ for key, type_ in signature.items() if key != "next_tokens"}
         if dtype == "fp32":
-            found.append(_variant(name, kernel, unasked, plain, _CHOOSING_WARPS, early))
+            found.append(_variant(name, kernel, unasked, plain, _CHOOSING_WARPS))
     return tuple(replace(variant, name=f"{variant.name}-{dtype}") for variant in found)
 
 
-_WANTED = ("slots", "positions", "integers", "numbers", "bias_values")
-
-
 def _variant(
-    name: str, kernel: object, signature: Mapping[str, str], constants: Mapping[str, object], warps: int,
-    reads_early: tuple[str, ...] = (),
+    name: str, kernel: object, signature: Mapping[str, str], constants: Mapping[str, object], warps: int
 ) -> Variant:
     aligned = tuple(name for name, type_ in signature.items() if type_.startswith("*") or name in ("stride", "vocab"))
-    return Variant(
-        name, kernel, signature, constants, num_warps=warps, aligned=aligned, fp_fusion=False, early=True,
-        reads_early=reads_early,
-    )
+    return Variant(name, kernel, signature, constants, num_warps=warps, aligned=aligned, fp_fusion=False, early=True)
 
 
 VARIANTS = tuple(variant for dtype in ("fp32", "bf16", "fp16") for variant in _variants(dtype))

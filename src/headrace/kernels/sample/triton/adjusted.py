@@ -12,22 +12,16 @@ _COUNT_SHIFT = tl.constexpr(GENERATED_SHIFT)
 
 
 @triton.jit
-def look(at):
-    """A number that an earlier step may have changed, for kernels that read it before their wait: past the first cache."""
-    return tl.load(at, cache_modifier=".cg")
-
-
-@triton.jit
 def is_penalised(numbers, slot):
-    presence, frequency = look(numbers + slot * 6 + 3), look(numbers + slot * 6 + 4)
-    return (presence != 0.0) | (frequency != 0.0) | (look(numbers + slot * 6 + 5) != 1.0)
+    presence, frequency = tl.load(numbers + slot * 6 + 3), tl.load(numbers + slot * 6 + 4)
+    return (presence != 0.0) | (frequency != 0.0) | (tl.load(numbers + slot * 6 + 5) != 1.0)
 
 
 @triton.jit
 def wishes_of(slot, integers, numbers, bias_values, BIASES: tl.constexpr):
     """(first logit_bias or 0, whether marks matter, whether the message is held open), loaded together before any is used."""
-    bias = look(bias_values + slot * BIASES)
-    held_open = look(integers + slot * 4 + 3) < look(integers + slot * 4 + 2)
+    bias = tl.load(bias_values + slot * BIASES)
+    held_open = tl.load(integers + slot * 4 + 3) < tl.load(integers + slot * 4 + 2)
     return bias.to(tl.float32), held_open | is_penalised(numbers, slot), held_open
 
 

@@ -22,12 +22,9 @@ def group_maxima(
     logits, slots, integers, numbers, bias_tokens, bias_values, marks, maxima, stride, vocab, groups, tiles,
     GROUP: tl.constexpr, TILE: tl.constexpr, BIASES: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """maxima [R, groups]: the highest adjusted logit of each group of GROUP tokens. A row's programs share its tiles.
-
-    The next kernels start behind the wait, so that they may read at once what is older than this one.
-    """
-    await_previous(EARLY)
+    """maxima [R, groups]: the highest adjusted logit of each group of GROUP tokens. A row's programs share its tiles."""
     let_next_start(EARLY)
+    await_previous(EARLY)
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     wishes = wishes_of(slot, integers, numbers, bias_values, BIASES)

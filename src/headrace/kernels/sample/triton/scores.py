@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headrace.kernels.sample.triton.adjusted import adjusted, look, wishes_of
+from headrace.kernels.sample.triton.adjusted import adjusted, wishes_of
 from headrace.kernels.sample.triton.gumbel import gumbel
 from headrace.kernels.sample.triton.keys import LOWEST, key_of, token_of, value_of
 from headrace.kernels.tile import await_previous, let_next_start
@@ -20,8 +20,8 @@ from headrace.kernels.tile import await_previous, let_next_start
 @triton.jit
 def by_scores(integers, numbers, slot, MOST: tl.constexpr):
     """Whether the row draws by scores over the vocabulary: a temperature, and no top_k of at most MOST."""
-    top_k = look(integers + slot * 4 + 1)
-    return (look(numbers + slot * 6) != 0.0) & ((top_k == 0) | (top_k > MOST))
+    top_k = tl.load(integers + slot * 4 + 1)
+    return (tl.load(numbers + slot * 6) != 0.0) & ((top_k == 0) | (top_k > MOST))
 
 
 @triton.jit
