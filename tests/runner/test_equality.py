@@ -13,6 +13,7 @@ from tests.support.oracle import transformers
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace import LLM, Completion, SamplingParams
+from headrace.runner.runner import PromptScores, Runner
 
 PROMPTS = 12
 CONTEXT = 200
@@ -94,8 +95,18 @@ def test_keys_and_values_of_8_bits(checkpoint: Path, kv_dtype: str) -> None:
     assert 0 < max(differences) < 0.5
 
 
-def test_preempted_and_resumed(checkpoint: Path) -> None:
-    """Pages for little more than one sequence: the others are thrown out and computed again, again and again."""
+def test_preempted_and_resumed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages for little more than one sequence: the others are thrown out and computed again, again and again; the
+    log-probabilities of their prompts, which have been sent, are not.
+    """
+    scored: list[int] = []
+    score = Runner._score
+
+    def counted(runner: Runner, hidden: torch.Tensor, followers: tuple[int, ...], alternatives: int) -> PromptScores:
+        scored.append(len(followers))
+        return score(runner, hidden, followers, alternatives)
+
+    monkeypatch.setattr(Runner, "_score", counted)
     settings = {"device": "cpu", "dtype": "float64", "max_seqs": 6, "chunk_tokens": 48, "page_tokens": 4}
     with LLM(checkpoint, **settings, context=CONTEXT) as roomy:
         prompts, params = make_requests(roomy.info.vocab_size)
@@ -105,8 +116,10 @@ def test_preempted_and_resumed(checkpoint: Path) -> None:
         page_bytes = budget["kv pages 0"] // roomy.info.kv_pages
     cache_bytes = budget.get("state slots", 0) + page_bytes * (CONTEXT // 4 + 2)
     with LLM(checkpoint, **settings, context=CONTEXT, cache_bytes=cache_bytes) as tight:
+        once = sum(scored)
         check_equal(tight.generate(prompts, params), expected)
         assert tight._core.stats().preemptions_total >= 5
+        assert sum(scored) == 2 * once > 0
 
 
 def test_greedy_tokens_are_those_of_transformers(checkpoint: Path) -> None:

@@ -98,6 +98,7 @@ class Runner:
             ends_marked=layout.drafts > 0,
         )
         self._requests: list[Request | None] = [None] * layout.slots
+        self._scores_due = [False] * layout.slots  # those of a prompt are sent with its first token, and never again
         self._device = device
         self._graphs_required = graphs_required
         most_tokens, pages = chunk_tokens + layout.slots * (1 + layout.drafts), sum(layout.pages)
@@ -177,6 +178,7 @@ class Runner:
         for admission in admissions:
             clear_slot(self._pools, admission.slot)
             self._requests[admission.slot] = admission.request
+            self._scores_due[admission.slot] = admission.request.params.prompt_logprobs is not None and not admission.output
         if admissions:
             self._sampler.admit(admissions)
             if self._drafting is not None:
@@ -203,7 +205,8 @@ class Runner:
         """How many alternatives to each of the row's prompt tokens are asked for; None if their log-probabilities are not."""
         request = self._requests[row.slot]
         assert request is not None
-        return request.params.prompt_logprobs if row.start < len(request.prompt) - 1 else None
+        due = self._scores_due[row.slot] and row.start < len(request.prompt) - 1
+        return request.params.prompt_logprobs if due else None
 
     def _prompt_scores(self, rows: tuple[Row, ...], hidden: Tensor) -> dict[int, PromptScores]:
         found = {}
