@@ -23,32 +23,20 @@ _TILE_ELEMENTS = 1024
 
 
 @triton.jit
-def partner_of(dims, HALF: tl.constexpr):
-    """The dimension that each is rotated with; itself past the rotated ones."""
-    return tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))
-
-
-@triton.jit
-def weights_of(query_weight, key_weight, dims, of_query, offset, D: tl.constexpr):
-    """The norm's factors of some dimensions, of the queries' heads or of the keys'."""
-    of_q = tl.load(query_weight + dims, mask=(dims < D) & of_query, other=0.0).to(tl.float32)
-    return of_q + tl.load(key_weight + dims, mask=(dims < D) & (not of_query), other=0.0).to(tl.float32) + offset
-
-
-@triton.jit
-def rotated(x_at, cos_at, sin_at, scale, partner_scale, alive, eps, D: tl.constexpr, BLOCK_D: tl.constexpr, HALF: tl.constexpr,
+def rotated(x_at, cos_at, sin_at, weight, alive, eps, offset, D: tl.constexpr, BLOCK_D: tl.constexpr, HALF: tl.constexpr,
             NORMED: tl.constexpr):
-    """Vectors at pointers x_at [N], normed and rotated, fp32 [N, BLOCK_D]; zeros past D. scale [BLOCK_D]: the norm's."""
+    """Vectors at pointers x_at [N], normed and rotated, fp32 [N, BLOCK_D]; zeros past D."""
     dims = tl.arange(0, BLOCK_D)
     mask = alive[:, None] & (dims < D)[None, :]
     x = tl.load(x_at[:, None] + dims[None, :], mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(x_at[:, None] + partner_of(dims, HALF)[None, :], mask=mask, other=0.0).to(tl.float32)
+    partner = tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))
+    y = tl.load(x_at[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
     if NORMED:
         inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)
-        x *= inverse[:, None] * scale[None, :]
-        y *= inverse[:, None] * partner_scale[None, :]
+        x *= inverse[:, None] * (tl.load(weight + dims, mask=dims < D, other=0.0).to(tl.float32) + offset)[None, :]
+        y *= inverse[:, None] * (tl.load(weight + partner, mask=dims < D, other=0.0).to(tl.float32) + offset)[None, :]
     turned = dims < 2 * HALF
-    pair = tl.where(dims < HALF, dims, partner_of(dims, HALF))
+    pair = tl.where(dims < HALF, dims, partner)
     cos = tl.load(cos_at + pair, mask=turned, other=1.0)
     sin = tl.load(sin_at + pair, mask=turned, other=0.0) * tl.where(dims < HALF, -1.0, 1.0)
     return x * cos[None, :] + y * sin[None, :]
@@ -82,21 +70,17 @@ def norm_rotate_write(
 ):
     """Grid [T, q's parts + k's + v's] of BLOCK_H heads each."""
     let_next_start(EARLY)
+    await_previous(EARLY)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = qkv + token * (H * Q_WIDTH + 2 * KV * D)
+    cos_at, sin_at = cos + token * HALF, sin + token * HALF
     dims = tl.arange(0, BLOCK_D)
     q_parts: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     k_parts: tl.constexpr = (KV + BLOCK_H - 1) // BLOCK_H
-    scale, partner_scale = 1.0, 1.0
-    if NORMED:
-        scale = weights_of(query_weight, key_weight, dims, part < q_parts, offset, D)
-        partner_scale = weights_of(query_weight, key_weight, partner_of(dims, HALF), part < q_parts, offset, D)
-    await_previous(EARLY)
-    row = qkv + token * (H * Q_WIDTH + 2 * KV * D)
-    cos_at, sin_at = cos + token * HALF, sin + token * HALF
     if part < q_parts:
         head = part * BLOCK_H + tl.arange(0, BLOCK_H)
         alive = head < H
-        x = rotated(row + head * Q_WIDTH, cos_at, sin_at, scale, partner_scale, alive, eps, D, BLOCK_D, HALF, NORMED)
+        x = rotated(row + head * Q_WIDTH, cos_at, sin_at, query_weight, alive, eps, offset, D, BLOCK_D, HALF, NORMED)
         store(q + ((token * H + head) * D)[:, None] + dims[None, :], x, alive[:, None] & (dims < D)[None, :])
     else:
         place = tl.load(write_at + token)
@@ -105,7 +89,7 @@ def norm_rotate_write(
             head = keys_part * BLOCK_H + tl.arange(0, BLOCK_H)
             alive = head < KV
             x_at = row + H * Q_WIDTH + head * D
-            x = rotated(x_at, cos_at, sin_at, scale, partner_scale, alive, eps, D, BLOCK_D, HALF, NORMED)
+            x = rotated(x_at, cos_at, sin_at, key_weight, alive, eps, offset, D, BLOCK_D, HALF, NORMED)
             put(keys, key_scales, place * KV + head, x, alive, D, KIND)
         else:
             head = (keys_part - k_parts) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -156,7 +140,6 @@ def _variant(compute: str, kv: str, heads: Heads, half: int, *, normed: bool) ->
          "write_at": "*i64", "eps": "fp32", "offset": "fp32", **present, **scales},
         {**_sizes(heads, half), "KIND": kind.value, "NORMED": normed, **dict.fromkeys(absent)},
         early=True,
-        reads_early=("query_weight", "key_weight") if normed else (),
     )
 
 
