@@ -77,8 +77,8 @@ def fold_macros(tails: Tensor, states: Tensor, ring: Ring) -> dict[str, int]:
 
 @cache
 def source(name: str) -> str:
-    directory = Path(__file__).parent
-    return (directory / "state.cuh").read_text() + (directory / f"{name}.cu").read_text()
+    files = ("primitives.cuh", "state.cuh", f"{name}.cu")
+    return "".join((Path(__file__).parent / file).read_text() for file in files)
 
 
 @cache

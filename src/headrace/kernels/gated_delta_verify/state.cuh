@@ -5,9 +5,6 @@
 // WIDTH (taps of the convolution), DEPTH (drafts of a half of the ring), GROUP (value heads of a block, all of one key head),
 // RESIDENT (blocks of a multiprocessor that registers are made to suffice for).
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-
 #define DIM 128
 #define TOKENS 16                      // of a row, at most, and drafts of a half of the ring
 #define WARPS (DIM / 16)
@@ -18,90 +15,6 @@ typedef unsigned short u16;
 #define CHANNELS ((2 * KEY_HEADS + VALUE_HEADS) * DIM)
 #define RATIO (VALUE_HEADS / KEY_HEADS)
 #define PARTS (2 + GROUP)              // heads of the convolution that a block has: of q, of k, and its value heads' of v
-
-// <primitives>
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-template <int BYTES> __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid = true) {
-  const int bytes = valid ? BYTES : 0;  // the rest is filled with zeros
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// A kernel may start while the one before it still runs, until it asks for that one's results.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void await_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Volatile, so that it is issued where it stands, long before its use.
-__device__ __forceinline__ uint4 load_early(const void* from) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
-// Four 8x8 matrices of 16-bit numbers from shared memory; each lane names a row of one. Lane 4g + c gets numbers 2c and 2c + 1
-// of row g, or, transposed, of column g.
-__device__ __forceinline__ void load_matrices(u32 (&m)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
-}
-__device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
-}
-
-// d [16, 8] += a [16, 16] b [16, 8]: products of fp16 with fp32 sums. Lane 4g + c has rows g and g + 8, columns 2c and 2c + 1 of d.
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float exponential(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-  return y;
-}
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ u32 pack_half(float low, float high) {
-  u32 d;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-__device__ __forceinline__ float low_half(u32 pair) {
-  float f;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(f) : "r"(pair));
-  return f;
-}
-__device__ __forceinline__ float high_half(u32 pair) {
-  float f;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high; }" : "=f"(f) : "r"(pair));
-  return f;
-}
-__device__ __forceinline__ u32 pack_bfloat(float low, float high) {
-  u32 d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-// </primitives>
 
 // Pairs of activations.
 __device__ __forceinline__ float low_number(u32 pair) { return BF16 ? __uint_as_float(pair << 16) : low_half(pair); }
