@@ -21,7 +21,7 @@ from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 MOST_OUTPUTS, MOST_ROWS = 256, 64
 WARPS = 8
 _MOST_PARTS = 8
-_STAGE_BYTES_OF_A_ROW = 272  # 128 numbers, and 16 bytes against bank conflicts
+_STAGE_BYTES_OF_A_ROW = 2 * INPUTS
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:

@@ -4,13 +4,13 @@
 // order, each with a flag in `raised`, which is zero between kernels. blockIdx: 16 outputs, part, block of X_ROWS rows.
 // Macros besides the prelude's: WARPS, X_ROWS (8 or 16).
 #define COLUMNS (X_ROWS / 8)
-#define ROW_PIECES 17  // of 16 bytes, from one row of 128 numbers to the next: one more than it has, against bank conflicts
+#define ROW_PIECES 16  // of 16 bytes, of 128 numbers; shuffled within a row against bank conflicts, since copies want rows of whole lines
 #define SUMS (16 * X_ROWS)
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) few_outputs(
     const uint4* __restrict__ weight, const u16* __restrict__ x, u16* __restrict__ y, float* parts, u32* raised, int all_rows, int outputs,
     int inputs, long long x_stride) {
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   __shared__ float sums[WARPS][SUMS];  // [rows][outputs]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4, first_row = blockIdx.z * X_ROWS;
   const int chunks = inputs / CHUNK, rows = min(X_ROWS, all_rows - first_row), step_chunks = WARPS * gridDim.y;
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_outputs(
   auto copy_weights = [&] {
 #pragma unroll
     for (int j = 0; j < 16; j += 2)
-      copy_async<16>(w_stage + (lane / 16 + j) * ROW_PIECES + lane % 16,
+      copy_async<16>(w_stage + (lane / 16 + j) * ROW_PIECES + (lane % 16 ^ (lane / 16 + j) % 8),
                      weight + ((long long)(blockIdx.x * 16 + lane / 16 + j) * chunks + chunk) * 16 + lane % 16);
   };
   if (chunk < chunks) copy_weights();
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_outputs(
 #pragma unroll
     for (int j = 0; j < X_ROWS; j += 2) {
       const int r = min(lane / 16 + j, rows - 1);  // sums of columns beyond the rows are not used
-      copy_async<16>(x_stage + (lane / 16 + j) * ROW_PIECES + lane % 16, x + (first_row + r) * x_stride + chunk * CHUNK + lane % 16 * 8);
+      copy_async<16>(x_stage + (lane / 16 + j) * ROW_PIECES + (lane % 16 ^ (lane / 16 + j) % 8), x + (first_row + r) * x_stride + chunk * CHUNK + lane % 16 * 8);
     }
     commit_copies();
     await_copies<0>();
@@ -40,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_outputs(
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
       u32 a[4], b[4];
-      load_matrices(a, w_stage + lane % 16 * ROW_PIECES + step * 2 + lane / 16);
+      load_matrices(a, w_stage + lane % 16 * ROW_PIECES + (step * 2 + lane / 16 ^ lane % 8));
       const int r = COLUMNS == 1 ? lane % 8 : lane % 8 + lane / 16 * 8;
-      load_matrices(b, x_stage + r * ROW_PIECES + step * 2 + lane / 8 % 2);
+      load_matrices(b, x_stage + r * ROW_PIECES + (step * 2 + lane / 8 % 2 ^ lane % 8));
 #pragma unroll
       for (int n = 0; n < COLUMNS; n++) mma(total[n], a, b[2 * n], b[2 * n + 1]);
     }
