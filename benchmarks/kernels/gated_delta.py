@@ -22,7 +22,9 @@ from headrace.kernels.gated_delta_mix import triton as mix
 from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
 from headrace.kernels.gated_delta_rule import triton as rule
 from headrace.kernels.gated_delta_verify import Ring
+from headrace.kernels.gated_delta_verify import cuda as verify_cuda
 from headrace.kernels.gated_delta_verify import triton as verify
+from headrace.kernels.gated_delta_verify.cuda import Form
 from headrace.kernels.gated_rms_norm import triton as norm
 from headrace.kernels.rows import PackedRows
 
@@ -31,6 +33,7 @@ VALUES = HEADS * DIM
 CHANNELS = 2 * KEY_HEADS * DIM + VALUES
 STATE_BYTES = 2 * VALUES * DIM
 BANDWIDTH = 3.9e12
+ROWS = (1, 8, 16, 32, 64)
 DEVICE = torch.device("cuda")
 
 
@@ -83,15 +86,30 @@ def decode_calls(w: MixWeights, rows: int, sets: int, way: Callable[..., None]) 
 
 
 def verification() -> None:
-    print(f"verify: 1 certain token and 7 drafts, 3 pending\n{'rows':>5} {'us':>8} {'floor':>7} {'ratio':>6}")
+    """Forms of the CUDA kernel (value heads and resident blocks), the chosen one, Triton's for other shapes, and fold."""
+    print(f"verify: 1 certain token and 7 drafts, 3 pending; us\n{'form':>26} " + " ".join(f"{rows:>7}" for rows in ROWS))
     w = weights()
-    for rows in (1, 8, 32, 64):
-        floor = 2 * rows * STATE_BYTES / BANDWIDTH * 1e6
-        took = microseconds(verify_calls(w, rows, max(3, 128 // rows)))
-        print(f"{rows:>5} {took:>8.1f} {floor:>7.1f} {took / floor:>6.2f}")
+    floors = (f"{2 * rows * STATE_BYTES / BANDWIDTH * 1e6:>7.1f}" for rows in ROWS)
+    print(f"{'floor (S read and written)':>26} " + " ".join(floors))
+    ways: dict[str, Callable[..., object]] = {
+        str(tuple(form)): partial(verify_cuda.gated_delta_verify, chosen=form)
+        for form in (Form(1, 2), Form(HEADS // KEY_HEADS, 2))
+    }
+    ways |= {"chosen": verify_cuda.gated_delta_verify, "Triton": verify.gated_delta_verify, "fold, in place": fold_before_step}
+    for name, way in ways.items():
+        took = (microseconds(verify_calls(w, rows, max(3, 128 // rows), way)) for rows in ROWS)
+        print(f"{name:>26} " + " ".join(f"{us:>7.1f}" for us in took), flush=True)
 
 
-def verify_calls(w: MixWeights, rows: int, sets: int) -> list[Callable[[], object]]:
+def fold_before_step(
+    qkvz: Tensor, ab: Tensor, w: MixWeights, tails: Tensor, states: Tensor, ring: Ring, pending: Tensor, parity: Tensor,
+    slots: Tensor, *rest: Tensor,
+) -> None:
+    """fold of what is pending in the slots of a step with these arguments."""
+    verify_cuda.fold(tails, states, ring, parity, slots, pending[: len(slots)], slots)
+
+
+def verify_calls(w: MixWeights, rows: int, sets: int, way: Callable[..., object]) -> list[Callable[[], object]]:
     tokens, depth, slots = 8, 7, sets * rows
     states, tails = (0.1 * normal(slots, HEADS, DIM, DIM)).half(), normal(slots, WIDTH - 1, CHANNELS)
     ring = Ring(
@@ -104,7 +122,7 @@ def verify_calls(w: MixWeights, rows: int, sets: int) -> list[Callable[[], objec
     certain = torch.ones(rows, dtype=torch.int32, device=DEVICE)
     memory = (tails, states, ring, pending, torch.zeros_like(pending))
     where = torch.arange(slots, device=DEVICE).view(sets, rows)
-    return [partial(verify.gated_delta_verify, qkvz, ab, w, *memory, s, offsets, certain) for s in where]
+    return [partial(way, qkvz, ab, w, *memory, s, offsets, certain) for s in where]
 
 
 def prefill(with_fla: bool) -> None:
@@ -148,7 +166,8 @@ def profile() -> None:
     states, tails = (0.1 * normal(1, HEADS, DIM, DIM)).half(), normal(1, WIDTH - 1, CHANNELS)
     slots = torch.tensor([0], device=DEVICE)
     long = (normal(8192, CHANNELS + VALUES), normal(8192, 2 * HEADS), w, tails, states, slots, packed)
-    calls = [*decode_calls(w, 64, 3, cuda.decode), *verify_calls(w, 64, 3), *[partial(mix.gated_delta_mix, *long)] * 3]
+    calls = [*decode_calls(w, 64, 3, cuda.decode), *verify_calls(w, 64, 3, verify_cuda.gated_delta_verify)]
+    calls += [partial(mix.gated_delta_mix, *long)] * 3
     for call in calls:
         call()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
