@@ -49,6 +49,11 @@ class Linear(nn.Module):
             return silu_mul(self(x))
         return self.format.apply_gated(self._weights(), x, prepared=self.prepared)
 
+    def after_gate(self, gate_up: Tensor) -> Tensor:
+        """gate_up [T, 2 inputs] -> silu of its first half times the other half, through the layer: [T, outputs]."""
+        y = self.format.apply_after_gate(self._weights(), gate_up, prepared=self.prepared)
+        return y if self.bias is None else y + self.bias
+
     def _weights(self) -> Mapping[str, Tensor]:
         return cast(Mapping[str, Tensor], self._parameters)
 

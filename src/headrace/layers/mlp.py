@@ -18,5 +18,7 @@ class Mlp(nn.Module):
         self.down = Linear(spec.intermediate, hidden, bias=spec.bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.down.format.rounds_inputs:
+            return self.down.after_gate(self.gate_up(x))
         y: Tensor = self.down(self.gate_up.gated(x))
         return y

@@ -37,6 +37,13 @@ class LinearFormat(Protocol):
     def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
         """x [T, inputs] -> silu of the first half of x W^T times the other half, [T, outputs / 2]."""
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs become codes, of which a gate before them is best a part."""
+
+    def apply_after_gate(self, parameters: Mapping[str, Tensor], gate_up: Tensor, *, prepared: bool) -> Tensor:
+        """gate_up [T, 2 inputs] -> kernels.silu_mul(gate_up) W^T, [T, outputs]."""
+
 
 def format_for(config: Mapping[str, Any]) -> str:
     """Name of the weight format of a checkpoint with this configuration (config.json).

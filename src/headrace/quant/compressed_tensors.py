@@ -206,14 +206,11 @@ class LowBit:
         return True
 
     def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
-        import torch
-
-        from headrace.kernels.eight_bit_linear import eight_bit_linear
         from headrace.kernels.low_bit_linear import low_bit_linear
 
         if self.activations is None:
             return low_bit_linear(x, *_parameters(parameters), tiled=prepared)
-        return eight_bit_linear(x, *_parameters(parameters), codes=getattr(torch, self.activations), tiled=prepared)
+        return self._on_codes(parameters, x, prepared=prepared, gated_inputs=False)
 
     def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
         from headrace.kernels.low_bit_linear import low_bit_linear
@@ -222,6 +219,25 @@ class LowBit:
         if self.activations is None:
             return low_bit_linear(x, *_parameters(parameters), tiled=prepared, gated=True)
         return silu_mul(self.apply(parameters, x, prepared=prepared))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.activations is not None
+
+    def apply_after_gate(self, parameters: Mapping[str, Tensor], gate_up: Tensor, *, prepared: bool) -> Tensor:
+        from headrace.kernels.silu_mul import silu_mul
+
+        if self.activations is None:
+            return self.apply(parameters, silu_mul(gate_up), prepared=prepared)
+        return self._on_codes(parameters, gate_up, prepared=prepared, gated_inputs=True)
+
+    def _on_codes(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool, gated_inputs: bool) -> Tensor:
+        import torch
+
+        from headrace.kernels.eight_bit_linear import eight_bit_linear
+
+        codes = getattr(torch, str(self.activations))
+        return eight_bit_linear(x, *_parameters(parameters), codes=codes, tiled=prepared, gated_inputs=gated_inputs)
 
 
 def _parameters(parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:

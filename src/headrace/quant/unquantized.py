@@ -46,3 +46,12 @@ class Plain:
         from headrace.kernels.silu_mul import silu_mul
 
         return silu_mul(self.apply(parameters, x, prepared=prepared))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return False
+
+    def apply_after_gate(self, parameters: Mapping[str, Tensor], gate_up: Tensor, *, prepared: bool) -> Tensor:
+        from headrace.kernels.silu_mul import silu_mul
+
+        return self.apply(parameters, silu_mul(gate_up), prepared=prepared)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,10 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
         for rows in (9, 17, 64, 2048):
             many = forms.many_rows_form(rows, outputs, inputs, formats, card)
             yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), cuda.many_macros(many))
-            if card.capability == 90:
-                wide = forms.hopper_rows_form(rows, formats, card)
-                text = cuda.hopper_source(wide.block_rows, fp8=bool(formats["FP8"]))
-                yield build("hopper_rows", text, wide.shared_bytes(formats), cuda.hopper_macros(wide))
+        for rows in (64, 2048) if card.capability == 90 else ():
+            wide = forms.hopper_rows_form(rows, formats, card)
+            text = cuda.hopper_source(wide.block_rows, fp8=bool(formats["FP8"]))
+            yield build("hopper_rows", text, wide.shared_bytes(formats), cuda.hopper_macros(wide))
 
 
 def multiplied(card: Card, formats: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
@@ -79,14 +81,23 @@ def test_only_fp8_products_leave_cards_out() -> None:
         assert found == ({89, 90, 120} if codes != torch.int8 else {86, 89, 90, 120})
 
 
+def test_registers_that_copying_warps_give_up_are_those_that_others_take() -> None:
+    """More would never come, and the kernel would wait for ever."""
+    text = cuda.source("hopper_rows")
+    given, taken = (int(re.findall(rf"setmaxnreg.{way}.sync.aligned.u32 (\d+)", text)[0]) for way in ("dec", "inc"))
+    threads = forms.HopperRows(128, 1, 1).threads
+    at_start = 65_536 // threads // 8 * 8  # registers of a thread, in eights, of a block that has a processor to itself
+    assert 128 * given + (threads - 128) * taken <= threads * at_start
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("codes", CODES, ids=str)
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card.capability}")
 def test_quantising_compiles_for_every_card(card: Card, codes: torch.dtype, tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         for inputs in (16, 5120, 17_408, 36_864):
-            for tiled in (False, True):
-                macros = quantise.macros_of(dtype, codes, inputs, tiled=tiled)
+            for tiled, gated in itertools.product((False, True), repeat=2):
+                macros = quantise.macros_of(dtype, codes, inputs, tiled=tiled, gated=gated)
                 held = macros["THREADS"] * macros["PIECES"] * quantise.PIECE
                 assert macros["THREADS"] <= quantise.MOST_THREADS and held >= inputs
                 stack, _ = resources(nvrtc.compiled(quantise.source(), macros, f"sm_{card.capability}"), tmp_path)
@@ -158,7 +169,7 @@ def test_every_number_of_rows_on_a_gpu(
     shape: tuple[Any, ...], rows: int, codes: torch.dtype, poisoned: None  # noqa: F811
 ) -> None:
     outputs, inputs, group, zeros, dtype, scale_dtype = shape
-    case = low_bit.Case("", rows, outputs, inputs, group, zeros, True, scale_dtype)
+    case = low_bit.Case("", rows, outputs, inputs, group, zeros, True, scale=scale_dtype)
     packed, scale, zero = (None if t is None else t.cuda() for t in low_bit.weight(case, torch.Generator().manual_seed(rows)))
     x = torch.randn(rows, inputs, dtype=dtype, device="cuda")
     expected = reference.eight_bit_linear(x.float(), packed, scale, zero, codes=codes)

@@ -26,26 +26,28 @@ from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 from headrace.kernels.quantise_rows import cuda as quantise
 
 MOST_FEW_ROWS = 8
-LEAST_HOPPER_ROWS = 65
+LEAST_HOPPER_ROWS = {torch.int8: 65, torch.float8_e4m3fn: 33}
 LEAST_FP8_CAPABILITY = 89
 
 
-def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool) -> bool:
-    return low_bit.suits(x, packed, scale, tiled) and quantise.suits(x)
+def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool, *, gated_inputs: bool = False) -> bool:
+    return low_bit.suits(x, packed, scale, tiled) and quantise.suits(x, gated=gated_inputs)
 
 
-def eight_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype) -> Tensor:
+def eight_bit_linear(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype, *, gated_inputs: bool = False
+) -> Tensor:
     """As the public function, for tiled weights."""
     rows, capability = len(x), card(x.device).capability
     if not multiplies(packed, codes, capability):
-        return in_sixteen_bits(x, packed, scale, zero, codes)
+        return in_sixteen_bits(x, packed, scale, zero, codes, gated_inputs=gated_inputs)
     y = torch.empty(rows, len(packed), dtype=x.dtype, device=x.device)
     if not rows:
         return y
-    made = quantise.quantise_rows(x, codes, tiled=True)
+    made = quantise.quantise_rows(x, codes, tiled=True, gated=gated_inputs)
     if rows <= MOST_FEW_ROWS:
         few_rows(*made, packed, scale, zero, y, codes)
-    elif capability == 90 and rows >= LEAST_HOPPER_ROWS:
+    elif capability == 90 and rows >= LEAST_HOPPER_ROWS[codes]:
         hopper_rows(*made, packed, scale, zero, y, codes)
     else:
         many_rows(*made, packed, scale, zero, y, codes)
@@ -57,8 +59,10 @@ def multiplies(packed: Tensor, codes: torch.dtype, capability: int) -> bool:
     return codes == torch.int8 or (packed.dtype == torch.int32 and capability >= LEAST_FP8_CAPABILITY)
 
 
-def in_sixteen_bits(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype) -> Tensor:
-    made, x_scale = quantise.quantise_rows(x, codes)
+def in_sixteen_bits(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype, *, gated_inputs: bool = False
+) -> Tensor:
+    made, x_scale = quantise.quantise_rows(x, codes, gated=gated_inputs)
     mantissa, _ = torch.frexp(x_scale)
     power = x_scale / (2 * mantissa)
     y = low_bit.low_bit_linear((made.float() * power[:, None]).to(x.dtype), packed, scale, zero)
@@ -92,7 +96,7 @@ def sum_source() -> str:
 
 @cache
 def hopper_source(block_rows: int, *, fp8: bool) -> str:
-    return hopper.multiply(block_rows // 2, fp8=fp8) + source("hopper_rows")
+    return "#define WGMMA 1\n" + hopper.multiply(block_rows // 2, fp8=fp8) + source("hopper_rows")
 
 
 @cache

@@ -75,6 +75,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(
     u32 b[2][4];
 #pragma unroll
     for (int i = 0; i < 2; i++) load_matrices(b[i], xs + (i * 4 + lane / 8 ^ r));
+    Columns columns[4];
+#pragma unroll
+    for (int step = 0; step < 4; step++) columns[step] = columns_of(b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -88,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(
 #endif
 #pragma unroll
         for (int step = part * PART_STEPS; step < (part + 1) * PART_STEPS; step++) {
-          u32 a[4];
-          decode_codes(a, w[t], step, points);
-          mma_codes(sum, a, b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
+          u32 a[A_REGISTERS];
+          decode_operand(a, w[t], step, points);
+          multiply_codes(sum, a, columns[step]);
         }
 #if !WHOLE
         const u32 s = GROUP ? scale_ring[word] : 0;

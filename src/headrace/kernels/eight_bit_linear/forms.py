@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.kernels.card import Card
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
@@ -65,7 +65,7 @@ class HopperRows:
         return self.stages * stage + self.block_rows * (BLOCK_OUTPUTS * 2 + 16)
 
     def blocks(self, rows: int, outputs: int, processors: int) -> int:
-        """As many as run at a time, or as there are tiles."""
+        """As many as run at a time, or as there are tiles of the result."""
         tiles = -(-rows // self.block_rows) * -(-outputs // (BLOCK_OUTPUTS * self.cluster))
         return min(tiles, processors // self.cluster) * self.cluster
 
@@ -92,10 +92,10 @@ def few_rows_form(rows: int, outputs: int, formats: Formats, card: Card) -> FewR
 
 
 def many_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> ManyRows:
-    emulated = bool(formats["FP8"]) and card.capability == 90  # mma.sync widens fp8 to fp16 there, in registers
-    columns = 2 if rows <= 16 else 4 if rows <= 32 or emulated else 8
+    widened = bool(formats["FP8"]) and card.capability == 90  # to fp16, which takes more registers
+    columns = 2 if rows <= 16 else 4 if rows <= 32 else 8
     stages = max(s for s in (2, 3, 4) if ManyRows(columns, s, 1).shared_bytes(formats) <= _SHARED_BYTES_EVERYWHERE)
-    narrow = columns <= (2 if emulated else 4)
+    narrow = columns <= (2 if widened else 4)
     resident = 2 if narrow and 2 * ManyRows(columns, stages, 1).shared_bytes(formats) <= card.shared_bytes else 1
     blocks = -(-outputs // BLOCK_OUTPUTS) * -(-rows // (8 * columns))
     return ManyRows(columns, stages, _parts(rows, outputs, inputs, blocks, formats, resident * card.processors))
@@ -112,9 +112,13 @@ def _parts(rows: int, outputs: int, inputs: int, blocks: int, formats: Formats, 
     return min((p for p in range(1, _MOST_PARTS + 1) if p == 1 or inputs // INPUTS >= 4 * p), key=cost)
 
 
+_HOPPER_STATIC_BYTES = 2048
+_MOST_HOPPER_STAGES = 8
+
+
 def hopper_rows_form(rows: int, formats: Formats, card: Card) -> HopperRows:
     crowded = formats["GROUP"] == 32 and not formats["FP8"]  # integer sums of many groups, beside their float totals
-    block_rows = 64 if rows <= 64 or crowded else 128
-    static = 2048
-    stages = max(s for s in range(3, 9) if HopperRows(block_rows, s, 2).shared_bytes(formats) + static <= card.shared_bytes)
-    return HopperRows(block_rows, stages, 2)
+    form = HopperRows(64, _MOST_HOPPER_STAGES, 1) if rows <= 64 or crowded else HopperRows(128, _MOST_HOPPER_STAGES, 2)
+    while form.shared_bytes(formats) + _HOPPER_STATIC_BYTES > card.shared_bytes:
+        form = replace(form, stages=form.stages - 1)
+    return form

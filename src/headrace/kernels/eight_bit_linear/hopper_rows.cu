@@ -1,11 +1,11 @@
 // Many rows on Hopper (sm_90a): wgmma on 8-bit codes for BLOCK_ROWS rows of x (its N) and 64 outputs a warpgroup (its M).
 //
-// Two warpgroups multiply, and a warp of a third, which gives its registers to them, copies. The weights are the A operand in registers, decoded exactly to the codes' type by
+// Two warpgroups multiply, and the warps of a third, which gives its registers to them, copy. The weights are the A operand in registers, decoded exactly to the codes' type by
 // the warp that owns their tile while the product before runs; x is B in shared memory, which the copies fill as it lies in memory. The sums
 // of a group times its scale are added in float32. Blocks walk over tiles of the result; CLUSTER blocks with the same rows and neighbouring
 // outputs share what they read of x.
 //
-// Macros: those of the prelude, FP8 (codes: 1 e4m3, 0 int8), BLOCK_ROWS (64, 128), STAGES, CLUSTER (1, 2). `multiply` is written by the host.
+// Macros: those of the preludes, BLOCK_ROWS (64, 128), STAGES, CLUSTER (1, 2). `multiply` is written by the host, for half of the rows.
 #define BLOCK_OUTPUTS 128
 #define WARPS 8
 #define THREADS (32 * WARPS + 128)
@@ -13,6 +13,7 @@
 #define W_BYTES (WARPS * VECTORS * 512)
 #define PIECE_ROWS (BLOCK_ROWS / CLUSTER < 64 ? BLOCK_ROWS / CLUSTER : 64)
 #define PIECES (BLOCK_ROWS / CLUSTER / PIECE_ROWS)  // of x, that a block copies for all of its cluster
+#define COPIERS 4                                   // warps
 #define PITCH (BLOCK_OUTPUTS * 2 + 16)              // bytes from one row of results to the next
 #define NUMBERS (BLOCK_ROWS / 4)                    // of an accumulator, for half of the rows
 #define PARTS_OF_CHUNK (GROUP ? GROUPS : 1)
@@ -82,24 +83,29 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 
   int slot = 0, phase = 0;
   if (warp >= WARPS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    for (int at = warp == WARPS ? blockIdx.x / CLUSTER : all; at < all; at += clusters) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");  // 128 * 40 + 256 * 232 is what 384 threads of 168 registers have
+    const int copier = warp - WARPS, row = (copier + PIECES * rank) * PIECE_ROWS;
+    for (int at = lane ? all : blockIdx.x / CLUSTER; at < all; at += clusters) {  // one lane copies
       const Tile tile = tile_at(at, row_blocks, output_blocks);
-      const int w_tile = min((tile.output_block * CLUSTER + rank) * WARPS + lane, tiles - 1);
-      const int row = (lane - WARPS + PIECES * rank) * PIECE_ROWS;  // lanes from WARPS on copy x
-      u32 w_at = w_tile * chunks * (VECTORS * 32), x_at = (tile.row_block * BLOCK_ROWS + row) / 64 * chunks * 512 + row % 64 * 8;
+      const int first_tile = (tile.output_block * CLUSTER + rank) * WARPS;
+      const int first_row = tile.row_block * BLOCK_ROWS + row;
+      const uint4* x_from = x + first_row / 64 * chunks * 512 + first_row % 64 * 8;
+#pragma unroll 1
       for (int chunk = 0; chunk < chunks; chunk++) {
         await_barrier(empty + slot, phase ^ 1);
-        if (lane == 0) expect_bytes(full + slot, X_BYTES + W_BYTES);
-        __syncwarp();
-        if (lane < WARPS)
-          copy_bulk(w_ring + slot * W_BYTES + lane * (VECTORS * 512), packed + w_at, VECTORS * 512, full + slot);
-        else if (lane < WARPS + PIECES)
-          (CLUSTER == 1 ? copy_bulk : copy_bulk_to_all)(shared + slot * X_BYTES + row * CHUNK, x + x_at, PIECE_ROWS * CHUNK, full + slot);
-        w_at += VECTORS * 32, x_at += 512;
+        if (copier == 0) expect_bytes(full + slot, X_BYTES + W_BYTES);
+#pragma unroll
+        for (int i = 0; i < WARPS / COPIERS; i++) {
+          const int w = copier + i * COPIERS;
+          copy_bulk(w_ring + slot * W_BYTES + w * (VECTORS * 512),
+                    packed + (min(first_tile + w, tiles - 1) * chunks + chunk) * (VECTORS * 32), VECTORS * 512, full + slot);
+        }
+        if (copier < PIECES)
+          (CLUSTER == 1 ? copy_bulk : copy_bulk_to_all)(shared + slot * X_BYTES + row * CHUNK, x_from + chunk * 512, PIECE_ROWS * CHUNK, full + slot);
         slot = slot == STAGES - 1 ? (phase ^= 1, 0) : slot + 1;
       }
     }
+    __syncwarp();  // before the barrier at the end, which the lanes of a warp must reach together
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int g = lane / 4, c = lane % 4, warpgroup = warp / 4;
@@ -109,20 +115,25 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       const int w_tile = min(first_output / 16 + warp, tiles - 1);
       const u32* scale_from = scale + (GROUP ? (long long)w_tile * chunks * GROUPS * 8 : w_tile * 8) + g;
       const u32* zero_from = zero + (long long)w_tile * chunks * GROUPS * 2 + g / 4;
-      u32 scales[2][PARTS_OF_CHUNK], a[2][4][4];
+      u32 scales[2][PARTS_OF_CHUNK], zeros_ahead[PARTS_OF_CHUNK], a[2][4][4];
       Sum sum[2][NUMBERS];  // of the halves of the rows: one is added to its total while the other's products run
 #if !WHOLE
       float total[2][NUMBERS];
 #pragma unroll
       for (int i = 0; i < 2 * NUMBERS; i++) total[i / NUMBERS][i % NUMBERS] = 0;
 #endif
-      auto fetch = [&](int chunk, int in, int from_slot) {  // the chunk's weights and scales
+      auto load_zeros = [&](int chunk) {
+#pragma unroll
+        for (int j = 0; ZEROS && j < PARTS_OF_CHUNK; j++) zeros_ahead[j] = __ldg(zero_from + (chunk * GROUPS + j) * 2);
+      };
+      auto fetch = [&](int chunk, int in, int from_slot) {  // the chunk's weights and scales, and the next one's zero points
         u32 points[PARTS_OF_CHUNK];
 #pragma unroll
         for (int j = 0; j < PARTS_OF_CHUNK; j++) {
           if (GROUP) scales[in][j] = __ldg(scale_from + (chunk * GROUPS + j) * 8);
-          points[j] = ZEROS ? (__ldg(zero_from + (chunk * GROUPS + j) * 2) >> 8 * (g % 4)) & 255 : 0x88;
+          points[j] = ZEROS ? zeros_ahead[j] >> 8 * (g % 4) & 255 : 0x88;
         }
+        load_zeros(min(chunk + 1, chunks - 1));
         const uint4* from = (const uint4*)(w_ring + from_slot * W_BYTES) + warp * VECTORS * 32 + lane;
         uint4 w[VECTORS];
 #pragma unroll
@@ -172,6 +183,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (lane < CLUSTER) arrive_at(empty + slot, lane);
         slot = next_slot, phase = next_phase;
       };
+      load_zeros(0);
       await_barrier(full + slot, phase);
       fetch(0, 0, slot);
       start(0, 0, 0, slot, true);
@@ -193,9 +205,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         for (int i = 0; i < 2; i++) {
           const float2 s = __ldg((const float2*)(x_scale + first_row + (j + i) * 8 + 2 * c));
 #if WHOLE
-          const Sum* t = sum[j * 16 / BLOCK_ROWS] + (j + i) % (BLOCK_ROWS / 16) * 4;
+          const Sum* t = sum[(j + i) * 16 / BLOCK_ROWS] + (j + i) % (BLOCK_ROWS / 16) * 4;
 #else
-          const float* t = total[j * 16 / BLOCK_ROWS] + (j + i) % (BLOCK_ROWS / 16) * 4;
+          const float* t = total[(j + i) * 16 / BLOCK_ROWS] + (j + i) % (BLOCK_ROWS / 16) * 4;
 #endif
           pairs[2 * i] = pack2(t[0] * (low * s.x), t[1] * (low * s.y));
           pairs[2 * i + 1] = pack2(t[2] * (high * s.x), t[3] * (high * s.y));

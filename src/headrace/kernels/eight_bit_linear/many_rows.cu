@@ -9,12 +9,11 @@
 #define WEIGHT_VECTORS (8 * TILE_VECTORS)
 #define X_VECTORS (BLOCK_ROWS * 8)
 #define STAGE_VECTORS (WEIGHT_VECTORS + X_VECTORS + 16 * GROUPS + (ZEROS ? 4 * GROUPS : 0))
-#define EMULATED (FP8 && __CUDA_ARCH__ == 900)  // mma.sync widens fp8 to fp16 there, in registers
 #define PARTS_OF_HALF (GROUP == 32 ? 2 : 1)
 #define SCALE_WORDS (8 * (GROUP ? GROUPS : 1))  // of a tile
 #define ZERO_WORDS (2 * (GROUP ? GROUPS : 1))
 
-extern "C" __global__ void __launch_bounds__(256, COLUMNS <= (EMULATED ? 2 : 4) ? 2 : 1) many_rows(
+extern "C" __global__ void __launch_bounds__(256, COLUMNS <= (WIDENED ? 2 : 4) ? 2 : 1) many_rows(
     const uint4* __restrict__ packed, const u32* __restrict__ scale, const u32* __restrict__ zero, const uint4* __restrict__ x,
     const float* __restrict__ x_scale, void* __restrict__ y, int rows, int outputs, int inputs) {
   extern __shared__ uint4 shared[];
@@ -77,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256, COLUMNS <= (EMULATED ? 2 : 4) 
     commit_copies();
     const uint4* stage = shared + slot * STAGE_VECTORS;
     const u32* words = (const u32*)(stage + WEIGHT_VECTORS + X_VECTORS);
-    u32 a[2][2][4];
+    u32 a[2][2][A_REGISTERS];
     float scales[2][PARTS_OF_HALF][2];
 #pragma unroll
     for (int t = 0; t < 2; t++) {
@@ -88,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256, COLUMNS <= (EMULATED ? 2 : 4) 
       for (int step = 0; step < 2; step++) {
         const int group = GROUP ? (half * 2 + step) / (GROUP / 32) : 0, part = PARTS_OF_HALF == 2 ? step : 0;
         const u32 points = ZEROS ? words[64 * GROUPS + ((across * 2 + t) * GROUPS + group) * 2 + g / 4] >> 8 * (g % 4) & 255 : 0x88;
-        decode_codes(a[t][step], w, step, points);
+        decode_operand(a[t][step], w, step, points);
         const u32 s = GROUP ? words[((across * 2 + t) * GROUPS + group) * 8 + g] : 0;
         scales[t][part][0] = GROUP ? low_number(s, SCALE_BF16) : 1, scales[t][part][1] = GROUP ? high_number(s, SCALE_BF16) : 1;
       }
@@ -98,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(256, COLUMNS <= (EMULATED ? 2 : 4) 
     for (int n = 0; n < COLUMNS; n++) {
       u32 b[4];
       load_matrices(b, xs + n * 64);
+      const Columns columns[2] = {columns_of(b[0], b[1]), columns_of(b[2], b[3])};
 #pragma unroll
       for (int t = 0; t < 2; t++)
 #pragma unroll
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(256, COLUMNS <= (EMULATED ? 2 : 4) 
 #endif
 #pragma unroll
           for (int step = part; step < 2 / (PARTS_OF_HALF - part); step++)
-            mma_codes(sum, a[t][step], b[2 * step], b[2 * step + 1]);
+            multiply_codes(sum, a[t][step], columns[step]);
 #if !WHOLE
 #pragma unroll
           for (int i = 0; i < 4; i++) total[t][n][i] += scales[t][part][i / 2] * (float)sum[i];

@@ -2,8 +2,14 @@
 //
 // A lane's four bytes of a register are the inputs 16 step + 8 p + 2 c + e in the order e, p, as quantise_rows puts those of x.
 
+// mma.sync widens e4m3 to fp16 on Hopper, one number of each operand at a time: better said so, with weights decoded to fp16.
+#ifndef WGMMA
+#define WGMMA 0
+#endif
+#define WIDENED (FP8 && !WGMMA && __CUDA_ARCH__ == 900)
+
 // What a decoded weight is a multiple of: int8 has 16 times a symmetric 4-bit weight; an e4m3 byte below 16 counts units of 2^-9.
-#define CODE_UNIT (FP8 ? 512.0f : BITS == 4 && !ZEROS ? 0.0625f : 1.0f)
+#define CODE_UNIT (WIDENED ? 1.0f : FP8 ? 512.0f : BITS == 4 && !ZEROS ? 0.0625f : 1.0f)
 
 // Four codes in the low halves of bytes, less their zero point in each byte of z.
 __device__ __forceinline__ u32 centred(u32 word, u32 z) {
@@ -47,7 +53,41 @@ typedef float Sum;
 typedef int Sum;
 #endif
 
-__device__ __forceinline__ void mma_codes(Sum (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if WIDENED
+#define A_REGISTERS 8
+struct Columns { u32 pairs[2][2]; };  // of 32 inputs of x: fp16 pairs of both k-steps
+__device__ __forceinline__ Columns columns_of(u32 b0, u32 b1) {
+  Columns d;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 bytes = __byte_perm(i ? b1 : b0, 0, 0x3120);  // by p, then e
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }"
+        : "=r"(d.pairs[i][0]), "=r"(d.pairs[i][1]) : "r"(bytes));
+  }
+  return d;
+}
+__device__ __forceinline__ void decode_operand(u32 (&a)[8], const uint4* vectors, int step, u32 points) {
+  const uint4 v = vectors[step / 2];
+  const u32 w[2] = {step % 2 ? v.z : v.x, step % 2 ? v.w : v.y};
+#pragma unroll
+  for (int i = 0; i < 8; i++) {  // 1024 + q is 0x6400 | q
+    const u32 q = select_or<0x000F000Fu>(w[i / 4] >> 4 * (i % 4), 0x64006400u), z = 0x64006400u | (i % 2 ? points >> 4 : points & 15) * 0x00010001u;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(a[i]) : "r"(q), "r"(z));
+  }
+}
+__device__ __forceinline__ void multiply_codes(float (&d)[4], const u32 (&a)[8], const Columns& b) {
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[4 * i]), "r"(a[4 * i + 1]), "r"(a[4 * i + 2]), "r"(a[4 * i + 3]), "r"(b.pairs[i][0]), "r"(b.pairs[i][1]));
+}
+#else
+#define A_REGISTERS 4
+struct Columns { u32 bytes[2]; };
+__device__ __forceinline__ Columns columns_of(u32 b0, u32 b1) { return {{b0, b1}}; }
+__device__ __forceinline__ void decode_operand(u32 (&a)[4], const uint4* vectors, int step, u32 points) { decode_codes(a, vectors, step, points); }
+__device__ __forceinline__ void multiply_codes(Sum (&d)[4], const u32 (&a)[4], const Columns& b) {
 #if FP8
   asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -55,5 +95,6 @@ __device__ __forceinline__ void mma_codes(Sum (&d)[4], const u32 (&a)[4], u32 b0
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
 #endif
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.bytes[0]), "r"(b.bytes[1]));
 }
+#endif

@@ -20,34 +20,41 @@ MOST_PIECES = 6
 MOST_THREADS = 384
 
 
-def suits(x: Tensor) -> bool:
+def suits(x: Tensor, *, gated: bool = False) -> bool:
     sixteen = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
-    fits = x.shape[1] % PIECE == 0 and 0 < x.shape[1] <= PIECE * MOST_PIECES * MOST_THREADS
+    inputs = x.shape[1] // 2 if gated else x.shape[1]
+    fits = inputs % PIECE == 0 and 0 < inputs <= PIECE * MOST_PIECES * MOST_THREADS
     return sixteen and fits and card(x.device).capability >= 80 and nvrtc.available()
 
 
-def quantise_rows(x: Tensor, codes: torch.dtype, *, tiled: bool = False) -> tuple[Tensor, Tensor]:
-    """As the public function. tiled: the codes in the order of `layout`, [padded rows, I], and as many scales."""
-    rows, inputs = x.shape
+def quantise_rows(
+    x: Tensor, codes: torch.dtype, *, tiled: bool = False, gated: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As the public function. tiled: the codes in the order of `layout`, [padded rows, I], and as many scales. gated: x is
+    [T, 2 I], and kernels.silu_mul of it is what is quantised.
+    """
+    rows, inputs = len(x), x.shape[1] // 2 if gated else x.shape[1]
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
     held = padded(rows) if tiled else rows
     out = torch.empty(held, inputs, dtype=torch.uint8, device=x.device)
     scales = torch.empty(held, dtype=torch.float32, device=x.device)
     if rows:
-        macros = macros_of(x.dtype, codes, inputs, tiled=tiled)
+        macros = macros_of(x.dtype, codes, inputs, tiled=tiled, gated=gated)
         index = torch.cuda.current_device() if x.device.index is None else x.device.index
         kernel = _function(tuple(macros.items()), index, card(x.device).capability)
         kernel((rows, 1, 1), x, out, scales, inputs, ctypes.c_longlong(x.stride(0)))
     return out if tiled else out.view(codes), scales
 
 
-def macros_of(dtype: torch.dtype, codes: torch.dtype, inputs: int, *, tiled: bool) -> dict[str, int]:
+def macros_of(
+    dtype: torch.dtype, codes: torch.dtype, inputs: int, *, tiled: bool = False, gated: bool = False
+) -> dict[str, int]:
     pieces = inputs // PIECE
     share = -(-pieces // MOST_THREADS)
     threads = -(-pieces // (32 * share)) * 32
     return {"BF16": int(dtype == torch.bfloat16), "FP8": int(codes != torch.int8), "THREADS": threads, "PIECES": share,
-            "TILED": int(tiled)}
+            "TILED": int(tiled), "GATED": int(gated)}
 
 
 @cache

@@ -1,7 +1,8 @@
 // Rows of 16-bit activations as 8-bit codes and one float32 scale each; a block for a row, which stays in registers between its two uses.
 //
 // Macros: BF16 (activations: 1 bf16, 0 fp16), FP8 (codes: 1 e4m3, 0 int8), THREADS, PIECES (of 16 inputs, a thread's share of a row).
-// TILED: 1: the codes lie in the order of layout.py; 0: as the row does.
+// TILED: 1: the codes lie in the order of layout.py; 0: as the row does. GATED: 1: a row of x is a gate and what it lets through, 2 inputs
+// numbers, and silu(gate) times the other, rounded to x's type, is what becomes codes.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
@@ -24,6 +25,18 @@ __device__ __forceinline__ float number(u32 pair, int which) {
   asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(f) : "r"(which ? pair >> 16 : pair & 0xFFFF));
   return f;
 #endif
+}
+
+__device__ __forceinline__ float gated(float gate, float up) { return gate / (1 + __expf(-gate)) * up; }
+
+__device__ __forceinline__ u32 pack2(float low, float high) {  // rounded to x's type
+  u32 d;
+#if BF16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+#endif
+  return d;
 }
 
 __device__ __forceinline__ float larger(float a, float b) {  // NaN if one is
@@ -75,6 +88,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise_rows(
     const int piece = threadIdx.x + THREADS * j;
     held[j][0] = held[j][1] = make_uint4(0, 0, 0, 0);
     if (piece < pieces) held[j][0] = __ldg(from + 2 * piece), held[j][1] = __ldg(from + 2 * piece + 1);
+#if GATED
+    if (piece < pieces) {
+      const uint4 up[2] = {__ldg(from + 2 * (pieces + piece)), __ldg(from + 2 * (pieces + piece) + 1)};
+      u32* words = (u32*)held[j];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const u32 other = ((const u32*)up)[i];
+        words[i] = pack2(gated(number(words[i], 0), number(other, 0)), gated(number(words[i], 1), number(other, 1)));
+      }
+    }
+#endif
   }
 #pragma unroll
   for (int j = 0; j < PIECES; j++) {
