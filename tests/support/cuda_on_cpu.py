@@ -22,7 +22,8 @@ def compiled(source: str, name: str, macros: Mapping[str, int], folder: Path) ->
     parameters = found[1].replace("__restrict__", "")
     names = ", ".join(re.findall(r"(\w+)\s*(?:,|$)", parameters))
     header = f'#include "{Path(__file__).with_suffix(".hpp")}"\n'
-    entry = f'\nextern "C" void run(int columns, int rows, {parameters}) {{\n  launch(columns, rows, [=] {{ {name}({names}); }});\n}}\n'
+    entry = f'\nextern "C" void run(int columns, int rows, {parameters}) {{\n'
+    entry += f"  launch(columns, rows, [=] {{ {name}({names}); }});\n}}\n"
     (folder / f"{name}.cpp").write_text(header + source.replace(DYNAMIC, "") + entry)
     library = folder / f"{name}.so"
     defined = [f"-D{macro}={value}" for macro, value in macros.items()]

@@ -1,4 +1,4 @@
-"""Verification with one pass over the states, in three launches, and fold.
+"""Verification with one pass over the states, in three launches, and fold: for what cuda.py does not take.
 
 The first launch convolves a row's at most 16 tokens and makes, for each value head, the triangular matrices of the chunk
 form (see gated_delta_rule.triton), in which certain tokens and drafts are two blocks that know nothing of each other. In
