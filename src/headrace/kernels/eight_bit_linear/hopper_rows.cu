@@ -1,11 +1,12 @@
 // Many rows on Hopper (sm_90a): wgmma on 8-bit codes for BLOCK_ROWS rows of x (its N) and 64 outputs a warpgroup (its M).
 //
-// Two warpgroups multiply, and the warps of a third, which gives its registers to them, copy. The weights are the A operand in registers, decoded exactly to the codes' type by
-// the warp that owns their tile while the product before runs; x is B in shared memory, which the copies fill as it lies in memory. The sums
-// of a group times its scale are added in float32. Blocks walk over tiles of the result; CLUSTER blocks with the same rows and neighbouring
-// outputs share what they read of x.
+// Two warpgroups multiply, and the warps of a third, which gives its registers to them, copy. The weights are the A operand in
+// registers, decoded exactly to the codes' type by the warp that owns their tile; x is B in shared memory, which the copies fill as
+// it lies in memory. A group's sums times its scale are added in float32, those of one half of the rows while the other's products
+// run. Blocks walk over tiles of the result; CLUSTER blocks with the same rows and neighbouring outputs share what they read of x.
 //
-// Macros: those of the preludes, BLOCK_ROWS (64, 128), STAGES, CLUSTER (1, 2). `multiply` is written by the host, for half of the rows.
+// Macros: those of the preludes, BLOCK_ROWS (64, 128), STAGES, CLUSTER (1, 2). `multiply` is written by the host, for half of the
+// rows.
 #define BLOCK_OUTPUTS 128
 #define WARPS 8
 #define THREADS (32 * WARPS + 128)
@@ -19,6 +20,7 @@
 #define PARTS_OF_CHUNK (GROUP ? GROUPS : 1)
 #define PART_STEPS (4 / PARTS_OF_CHUNK)
 #define TOGETHER 8                                  // blocks of rows that are multiplied before the next outputs
+
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void await_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
