@@ -338,9 +338,12 @@ def swept(scenario: Scenario) -> list[Form]:
     queries = max(n for n, _ in scenario.rows) * GROUP
     if scenario.is_prefill:
         return []
-    if queries <= cuda.MOST_FEW_QUERIES:
+    if queries <= forms.MOST_FEW_QUERIES:
         return [FewQueries(*form) for form in itertools.product((4, 6, 8), (3, 5), (1, 2))]
-    chosen = forms.many_queries_form(queries, Vectors(DIM, POOLS[scenario.kv].itemsize), card(torch.device("cuda")))
+    vectors, facts = Vectors(DIM, POOLS[scenario.kv].itemsize), card(torch.device("cuda"))
+    if facts.capability == 90 and vectors.itemsize == 2:
+        return []
+    chosen = forms.many_queries_form(queries, vectors, facts)
     return [replace(chosen, slots=slots, resident=resident) for slots in (3, 4, 5) for resident in (1, 2)]
 
 

@@ -38,14 +38,16 @@ def builds(card: Card, shape: tuple[int, ...], queries: torch.dtype, pool: torch
     for rows in (1, 64):
         few = forms.few_queries_form(rows * kv, vectors, card)
         yield build("few_queries", cuda.few_macros(few), few.shared_bytes(vectors))
-    if card.capability == 90:
-        for form in (forms.hopper_items_form(vectors), forms.hopper_chunk_form(vectors)):
-            text = cuda.hopper_text(form, vectors, pool)
-            yield build("hopper_queries", cuda.hopper_macros(form, vectors), form.shared_bytes(vectors), text)
+    on_hopper = [forms.hopper_chunk_form(vectors)] if card.capability == 90 else []
+    if on_hopper and pool.itemsize == 2:
+        on_hopper.append(forms.hopper_items_form(vectors))
     else:
         for tokens in (2, 4, 8, 32):
             many = forms.many_queries_form(tokens * group, vectors, card)
             yield build("many_queries", cuda.many_macros(many), many.shared_bytes(vectors))
+    for form in on_hopper:
+        text = cuda.hopper_text(form, vectors, pool)
+        yield build("hopper_queries", cuda.hopper_macros(form, vectors), form.shared_bytes(vectors), text)
 
 
 @needs_nvrtc

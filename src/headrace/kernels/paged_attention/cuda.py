@@ -21,7 +21,6 @@ from headrace.kernels.paged_attention import forms, hopper
 from headrace.kernels.paged_attention.forms import STEP_KEYS, FewQueries, HopperQueries, ManyQueries, Vectors
 from headrace.kernels.tensor_map import boxes_of_rows
 
-MOST_FEW_QUERIES = 8
 DIMS = (128, 256)
 KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 _ADDED_QUERIES = 4
@@ -67,7 +66,7 @@ def many_macros(form: ManyQueries) -> dict[str, int]:
 def hopper_macros(form: HopperQueries, vectors: Vectors) -> dict[str, int]:
     return {
         "WARPGROUPS": form.warpgroups, "KEYS": form.keys, "RESIDENT": form.resident, "ITEMS": int(form.items),
-        "WINDOW": form.window(vectors), "COLUMNS": min(vectors.dim, form.largest_columns),
+        "COLUMNS": min(vectors.dim, form.largest_columns),
     }
 
 

@@ -144,10 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_queries(
     }
     u32 weights[2];  // of keys 2 c, 2 c + 1 and 2 c + 8, 2 c + 9 for query g
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const u32 pair = pack2<KIND == 1>(p[2 * r], p[2 * r + 1]);
-      asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(weights[r]) : "r"(pair));
-    }
+    for (int r = 0; r < 2; r++) weights[r] = transposed(pack2<KIND == 1>(p[2 * r], p[2 * r + 1]));
 
     at = begin_half(i, true);
     if (EIGHT_BITS) {

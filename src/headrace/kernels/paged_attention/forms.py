@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from headrace.kernels.card import Card
 
 STEP_KEYS = 16
+MOST_FEW_QUERIES = 8
+"""Of a row for one key head, that are one column of tensor cores."""
 MANY_WARPS = 8
 SYSTEM_BYTES = 1024
 """Of shared memory, that each block takes besides its own."""
@@ -96,11 +98,6 @@ class HopperQueries:
         """Dimensions of a product: a thread of two blocks a processor has not the registers for 256."""
         return 256 if self.resident == 1 else 128
 
-    def window(self, vectors: Vectors) -> int:
-        """Vectors of 16 codes that a thread has on their way: a whole tile's where memory, and not arithmetic, bounds."""
-        of_tile = self.keys * vectors.dim // (16 * 128)
-        return 2 * of_tile if self.items else of_tile // 2
-
     def shared_bytes(self, vectors: Vectors) -> int:
         """Two tiles of keys and two of values, the queries, and barriers."""
         return (4 * self.keys + self.queries) * 2 * vectors.dim + 64
@@ -112,7 +109,7 @@ def hopper_chunk_form(vectors: Vectors) -> HopperQueries:
 
 
 def hopper_items_form(vectors: Vectors) -> HopperQueries:
-    """As many keys as let two blocks share a processor."""
+    """For pools of 16 bits; as many keys as let two blocks share a processor."""
     return HopperQueries(1, 32 if vectors.dim == 256 else 64, 2, items=True)
 
 
@@ -129,6 +126,11 @@ def many_queries_form(queries: int, vectors: Vectors, card: Card) -> ManyQueries
     eights, keys = min(6, 2 * -(-queries // 16)), min(64, 16384 // vectors.bytes)
     split = next(n for n in (4, 3, 2) if eights % n == 0 and n * keys <= MANY_WARPS * STEP_KEYS)
     return next(form for form in (ManyQueries(eights, keys, split, 4, n) for n in (2, 1)) if _fits(form, vectors, card))
+
+
+def suits_triton(queries: int, vectors: Vectors, card: Card) -> bool:
+    """Whether Triton's kernels are faster for such rows: on Hopper, where one tile of its wgmma holds all queries of a row."""
+    return card.capability == 90 and vectors.itemsize == 2 and MOST_FEW_QUERIES < queries <= 64
 
 
 def _fits(form: FewQueries | ManyQueries, vectors: Vectors, card: Card) -> bool:

@@ -1,10 +1,10 @@
 // Attention of 64 queries (tokens x GROUP of a key head) for each of WARPGROUPS warpgroups on Hopper (sm_90a): of a tile of a long row's
-// queries over all keys that it sees or, with ITEMS, of a row's queries over an item of its keys. While a tile of values is being
-// multiplied, the next tile's logits are, and their softmax is taken (the schedule is that of Shah et al., FlashAttention-3, 2024). One
-// more warpgroup brings KEYS keys or values at a time, two ahead: of 16 bits, a warp lets the copy engine do it in boxes of 16 tokens by
-// 64 numbers; of 8 bits, all four decode them, times their scales. Grid [KV, tiles] or [KV, items, blocks of queries]. Macros: ITEMS,
-// WARPGROUPS, KEYS, RESIDENT (blocks of a processor), WINDOW (vectors of 16 codes that a thread has on their way; a half of a tile's keys
-// or values, or both of a tile), COLUMNS (dimensions that `sum_up` multiplies at once); it and `logits` are written by the host.
+// queries over all keys that it sees or, with ITEMS (of 16 bits), of a row's queries over an item of its keys. While a tile of values is
+// being multiplied, the next tile's logits are, and their softmax is taken (the schedule is that of Shah et al., FlashAttention-3, 2024).
+// One more warpgroup brings KEYS keys or values at a time, two ahead: of 16 bits, a warp lets the copy engine do it in boxes of 16 tokens
+// by 64 numbers; of 8 bits, all four decode them, times their scales. Grid [KV, tiles] or [KV, items, blocks of queries]. Macros: ITEMS,
+// WARPGROUPS, KEYS, RESIDENT (blocks of a processor), COLUMNS (dimensions that `sum_up` multiplies at once); it and `logits` are
+// written by the host.
 #define STAGES 2
 #define BLOCK_QUERIES (64 * WARPGROUPS)
 #define THREADS (128 * (WARPGROUPS + 1))
@@ -14,11 +14,11 @@
 #define BOXES (KEYS / 16 * COLUMN_BLOCKS)
 #define FILLERS (EIGHT_BITS ? 4 : 1)                                         // warps that bring
 #define ENTRY_REGISTERS (65536 / (RESIDENT * THREADS) / 8 * 8)               // of each thread at first
-#define FILLER_REGISTERS (!EIGHT_BITS ? 24 : D == 256 ? 72 : ITEMS ? 96 : 104)  // of those that bring, and of those that multiply:
+#define FILLER_REGISTERS (!EIGHT_BITS ? 24 : D == 256 ? 72 : 104)            // of those that bring, and of those that multiply:
 #define REGISTERS (((WARPGROUPS + 1) * ENTRY_REGISTERS - FILLER_REGISTERS) / WARPGROUPS)
-#define VECTORS (KEYS * PIECES / 128)           // of 16 codes, of a thread and tile
-#define AT_ONCE (128 / PIECES)                  // keys that the threads decode at once: 8 or 16
-#define KEYS_AT_ONCE (32 / PIECES)              // of them, a warp's
+#define WINDOW (KEYS * PIECES / 256)  // vectors of 16 codes that a thread has on their way: half of a tile's keys or values
+#define AT_ONCE (128 / PIECES)        // keys that the threads decode at once: 8 or 16
+#define KEYS_AT_ONCE (32 / PIECES)    // of them, a warp's
 
 struct __align__(64) Boxes {
   char bytes[128];
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_queries(
       pages = next_pages, next_pages = lane < KEYS / 16 && token < end ? (int)table[token / PAGE] : 0;
     };
     uint4 codes[WINDOW];
-    u32 scale_of_lane, next_scales[2];  // of the keys that the warp decodes in a tile, a lane each; twice in a word when it is used
+    u32 scale_of_lane, next_scale;  // of the keys that the warp decodes in a tile, a lane each; twice in a word when it is used
     auto place_of = [&](int tile, u32 key) {  // among the vectors of a pool: no card holds 2^31
       return (__shfl_sync(~0u, pages, key / 16) * PAGE + (start + tile * KEYS + (int)key / 16 * 16) % PAGE + key % 16) * KV + head;
     };
@@ -116,10 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_queries(
       into = valid ? *(const uint4*)((kind ? values : keys) + (u64)place * ROW + piece * 16) : make_uint4(0, 0, 0, 0);
     };
     auto load_scale = [&](int tile, int kind) {
-      const u32 key = min(AT_ONCE * (lane / KEYS_AT_ONCE) + key_at_once / KEYS_AT_ONCE * KEYS_AT_ONCE + lane % KEYS_AT_ONCE, KEYS - 1);
-      const u32 place = place_of(tile, key);
-      const bool valid = tile * KEYS + key - unseen < seen;
-      return valid ? (u32)(kind ? value_scales : key_scales)[place] : 0;
+      const u32 key = AT_ONCE * (lane / KEYS_AT_ONCE) + warp % 4 * KEYS_AT_ONCE + lane % KEYS_AT_ONCE, place = place_of(tile, key);
+      next_scale = tile * KEYS + key - unseen < seen ? (kind ? value_scales : key_scales)[place] : 0;
     };
     auto store = [&](char* at, const uint4& v, int j) {
       at += AT_ONCE * j * 128;
@@ -134,53 +132,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_queries(
         *(uint4*)(at + (i ? first_at ^ 16 : first_at)) = make_uint4(numbers[0], numbers[1], numbers[2], numbers[3]);
       }
     };
-    auto begin = [&](int tile, int kind, u32 scale) {
-      scale_of_lane = scale * 0x10001u;
-      await(empty(kind, tile % STAGES), tile / STAGES + 1 & 1);
-      return shared + (kind * STAGES + tile % STAGES) * TILE_BYTES;
-    };
-    auto finish = [&](int tile, int kind) {
-      show_to_tensor_cores();
-      __syncwarp();
-      if (lane == 0) arrive(full(kind, tile % STAGES));
-    };
     load_pages(0), load_pages(1);
-    next_scales[0] = load_scale(0, 0);
-#if WINDOW == 2 * VECTORS
-    next_scales[1] = load_scale(0, 1);
-#pragma unroll
-    for (int j = 0; j < WINDOW; j++) load(codes[j], 0, j / VECTORS, j % VECTORS);
-#pragma unroll 1
-    for (int tile = 0; tile < count; tile++) {
-      load_pages(tile + 2);  // those of the next tile are at hand now
-#pragma unroll
-      for (int kind = 0; kind < 2; kind++) {
-        char* at = begin(tile, kind, next_scales[kind]);
-#pragma unroll
-        for (int j = 0; j < VECTORS; j++) store(at, codes[kind * VECTORS + j], j), load(codes[kind * VECTORS + j], tile + 1, kind, j);
-        next_scales[kind] = load_scale(tile + 1, kind);
-        finish(tile, kind);
-      }
-    }
-#else
+    load_scale(0, 0);
 #pragma unroll
     for (int j = 0; j < WINDOW; j++) load(codes[j], 0, 0, j);
 #pragma unroll 1
     for (int tile = 0; tile < count; tile++) {
 #pragma unroll 1
       for (int kind = 0; kind < 2; kind++) {
-        const int then = tile + kind;  // whose other kind comes next
-        char* at = begin(tile, kind, next_scales[0]);
+        const int stage = tile % STAGES, then = tile + kind;  // whose other kind comes next
+        char* at = shared + (kind * STAGES + stage) * TILE_BYTES;
+        scale_of_lane = next_scale * 0x10001u;
+        await(empty(kind, stage), tile / STAGES + 1 & 1);
 #pragma unroll
         for (int j = 0; j < WINDOW; j++) store(at, codes[j], j), load(codes[j], tile, kind, WINDOW + j);
-        if (kind == 1) load_pages(tile + 2);
-        next_scales[0] = load_scale(then, 1 - kind);
+        if (kind == 1) load_pages(tile + 2);  // those of the next tile are at hand now
+        load_scale(then, 1 - kind);
 #pragma unroll
         for (int j = 0; j < WINDOW; j++) store(at, codes[j], WINDOW + j), load(codes[j], then, 1 - kind, j);
-        finish(tile, kind);
+        show_to_tensor_cores();
+        __syncwarp();
+        if (lane == 0) arrive(full(kind, stage));
       }
     }
-#endif
 #else
     if (warp == 4 * WARPGROUPS) {
       const int part = lane / COLUMN_BLOCKS, column = lane % COLUMN_BLOCKS, to = column * COLUMN_BYTES + part * 2048;
@@ -203,12 +177,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_queries(
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     const int group = warp / 4, thread = threadIdx.x % 128, g = lane / 4, c = lane % 4;
-    for (int i = thread; i < 64 * (D / 8); i += 128) {
-      const int in_group = i / (D / 8), piece = i % (D / 8), m = first_query + group * 64 + in_group;
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (m < queries)
-        v = *(const uint4*)(q + ((long long)(item.first_token + m / GROUP) * (KV * GROUP) + head * GROUP + m % GROUP) * D + 8 * piece);
-      const int at = piece / 8 * (BLOCK_QUERIES * 128) + (group * 64 + in_group) * 128 + (piece % 8 ^ in_group % 8) * 16;
+    const int piece_of_query = thread % (D / 8);
+    uint4 loaded[D / 16];  // all on their way at once
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+      const int m = first_query + group * 64 + (128 * i + thread) / (D / 8);
+      const u16* from = q + ((long long)(item.first_token + m / GROUP) * (KV * GROUP) + head * GROUP + m % GROUP) * D + 8 * piece_of_query;
+      loaded[i] = m < queries ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+      const int in_group = (128 * i + thread) / (D / 8);
+      const int at = piece_of_query / 8 * (BLOCK_QUERIES * 128) + (group * 64 + in_group) * 128 + (piece_of_query % 8 ^ in_group % 8) * 16;
+      const uint4 v = loaded[i];
       *(uint4*)(shared + 2 * STAGES * TILE_BYTES + at) = make_uint4(as_operand(v.x), as_operand(v.y), as_operand(v.z), as_operand(v.w));
     }
     show_to_tensor_cores();
@@ -340,22 +321,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_queries(
     }
     __syncwarp();
     const Output output = {gate, out, gate_token_stride, gate_head_stride, item.first_token, head};
-#pragma unroll 4
-    for (int i = lane; i < 16 * (D / 4); i += 32) {
-      const int in_warp = i / (D / 4), f = i % (D / 4), query = first_query + warp * 16 + in_warp;
-      if (query >= queries) continue;
-      float4 y = *(const float4*)(rows_of_warp + in_warp * D + (4 * f ^ in_warp % 8 * 8));
-      const float2 ends = ends_of_warp[in_warp];
-#if ITEMS
-      if (item.parts > 1) {
-        const long long at = ((long long)blockIdx.y * KV + head) * most_queries + query;
-        y.x *= 1 / OUT_UNIT, y.y *= 1 / OUT_UNIT, y.z *= 1 / OUT_UNIT, y.w *= 1 / OUT_UNIT;  // as add_items takes them
-        *((float4*)(partial + at * D) + f) = y;
-        if (f == 0) tops[at] = ends.x, totals[at] = ends.y;
-        continue;
+    constexpr int BATCH = 8;  // gates on their way at once
+    for (int first = 0; first < D / 8; first += BATCH) {
+      uint2 gates[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        const int i = 32 * (first + j) + lane, query = first_query + warp * 16 + i / (D / 4);
+        if (query < queries && item.parts == 1) gates[j] = output.load_gate(query, i % (D / 4));
       }
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        const int i = 32 * (first + j) + lane, in_warp = i / (D / 4), f = i % (D / 4), query = first_query + warp * 16 + in_warp;
+        if (query >= queries) continue;
+        float4 y = *(const float4*)(rows_of_warp + in_warp * D + (4 * f ^ in_warp % 8 * 8));
+        const float2 ends = ends_of_warp[in_warp];
+#if ITEMS
+        if (item.parts > 1) {
+          const long long at = ((long long)blockIdx.y * KV + head) * most_queries + query;
+          y.x *= 1 / OUT_UNIT, y.y *= 1 / OUT_UNIT, y.z *= 1 / OUT_UNIT, y.w *= 1 / OUT_UNIT;  // as add_items takes them
+          *((float4*)(partial + at * D) + f) = y;
+          if (f == 0) tops[at] = ends.x, totals[at] = ends.y;
+          continue;
+        }
 #endif
-      output.store(y, 1 / ends.y, output.load_gate(query, f), query, f);
+        output.store(y, 1 / ends.y, gates[j], query, f);
+      }
     }
   }
 }

@@ -42,20 +42,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
   const int from_offset = first_key % 16 * (KV * ROW) + piece * 16;
   auto copy = [&](char* slot, int tile, bool is_value) {
     if (!is_value && tile * KEY_GROUPS % 32 == 0) pages = next_pages, next_pages = page_of(tile * KEY_GROUPS + 32 + lane);
-    const int token = (first_step + tile * KEY_GROUPS) * 16, from = item.first - token, until = item.end - token;
+    const u32 unseen = item.first - (first_step + tile * KEY_GROUPS) * 16, seen = item.end - item.first;  // keys
     const char* pool = is_value ? values : keys;
     const int to = 16 * (is_value ? value_place(first_key, piece) : key_place(first_key, piece));
 #pragma unroll
     for (int j = 0; j < KEYS / AT_ONCE; j++) {
       const int key = AT_ONCE * j + first_key, step = AT_ONCE > 16 ? key / 16 : AT_ONCE * j / 16;
       const char* at = pool + (long long)place_of_step(tile, step) * ROW + AT_ONCE * j % 16 * (KV * ROW) + from_offset;
-      copy_async<16>(slot + to + AT_ONCE * j * ROW, at, key >= from && key < until);
+      copy_async<16>(slot + to + AT_ONCE * j * ROW, at, key - unseen < seen);
     }
     if (EIGHT_BITS && !is_value) {  // the aligned word that a scale is in
       const int key = threadIdx.x % KEYS;
       const int place = place_of_step(tile, key / 16) + key % 16 * KV;
       if (threadIdx.x < 2 * KEYS)
-        copy_async<4>(slot + KEYS * ROW + threadIdx.x * 4, (threadIdx.x < KEYS ? key_scales : value_scales) + place / 2 * 2, key >= from && key < until);
+        copy_async<4>(slot + KEYS * ROW + threadIdx.x * 4, (threadIdx.x < KEYS ? key_scales : value_scales) + place / 2 * 2, key - unseen < seen);
     }
   };
   auto begin_copies = [&](int half, int slot) {  // keys and values of a tile are its halves
@@ -65,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
 #pragma unroll
   for (int i = 0; i < SLOTS - 1; i++) begin_copies(i, i);
 
+#pragma unroll
   for (int i = threadIdx.x; i < STEPS / 2 * NT * 32; i += THREADS) {
     const int pair = i / (NT * 32), m = i / 32 % NT * 8 + i % 32 / 4;
     const int from = EIGHT_BITS ? (pair / 2 * 4 + i % 4) * 16 + pair % 2 * 8 : (4 * pair + i % 4) * 8, query = first_query + m;
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
 #pragma unroll
   for (int n = 0; n < OWN; n++) total[n][0] = total[n][1] = 0;
 
-  int slot = 0, current = 0;  // which of the shared maxima are valid
+  int slot = 0, known = 0;  // which of the shared maxima are valid
   auto begin_half = [&](int half) {
     await_copies<SLOTS - 2>();
     __syncthreads();  // what comes next is there for all, and all are done with what was before
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
       const bool masked = !all_seen(item, window, token, KEYS);
 #pragma unroll
       for (int n = 0; n < OWN; n++) {
-        top[n] = *(const float2*)&shared_tops[current][8 * (first_own + n) + 2 * c];
+        top[n] = *(const float2*)&shared_tops[known][8 * (first_own + n) + 2 * c];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           x[n][k] = (x[n][k] + odd[n][k]) * unit[k / 2];
@@ -163,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
       __syncthreads();
 #pragma unroll
       for (int n = 0; n < NT; n++) {
-        const float2 old = *(const float2*)&shared_tops[current][8 * n + 2 * c];
+        const float2 old = *(const float2*)&shared_tops[known][8 * n + 2 * c];
         float2 most = old;
 #pragma unroll
         for (int i = 0; i < KEY_GROUPS; i++) {
@@ -178,9 +179,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
 #pragma unroll
         for (int i = 0; i < OWN; i++)
           if (first_own + i == n) top[i] = most, total[i][0] *= shrink.x, total[i][1] *= shrink.y;
-        if (warp == 0 && g == 0) *(float2*)&shared_tops[1 - current][8 * n + 2 * c] = most;
+        if (warp == 0 && g == 0) *(float2*)&shared_tops[1 - known][8 * n + 2 * c] = most;
       }
-      current = 1 - current;
+      known = 1 - known;
     }
     if (has_logits)
 #pragma unroll
@@ -194,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
         }
 
     at = begin_half(2 * tile + 1);
-#pragma unroll
+#pragma unroll 2
     for (int step = 0; step < KEY_GROUPS; step++) {
       u32 a[WARP_TILES][4];
       if (EIGHT_BITS) {  // a lane's dimensions are D / 64 that lie side by side
@@ -246,19 +247,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) many_queries(
   __syncthreads();
   const long long first_sum = ((long long)blockIdx.y * KV + head) * most_queries + first_query;
   const Output output = {gate, out, gate_token_stride, gate_head_stride, item.first_token, head};
-#pragma unroll 4
-  for (int i = threadIdx.x; i < min(queries, QUERIES) * (D / 4); i += THREADS) {
-    const int m = i / (D / 4), f = i % (D / 4);
-    const uint2 gates = item.parts == 1 ? output.load_gate(first_query + m, f) : make_uint2(0, 0);
-    float4 y = *(const float4*)(all + place_of(m, 4 * f));
-    float sum = 0;
+  constexpr int BATCH = QUERIES * (D / 4) / THREADS / 2;  // gates on their way at once
+  for (int first = 0; first < 2; first++) {
+    uint2 gates[BATCH];
 #pragma unroll
-    for (int k = 0; k < KEY_GROUPS; k++) sum += found_totals[k][m];
-    if (item.parts > 1) {
-      *((float4*)(partial + (first_sum + m) * D) + f) = y;
-      if (f == 0) tops[first_sum + m] = shared_tops[current][m], totals[first_sum + m] = sum;
-    } else {
-      output.store(y, OUT_UNIT / sum, gates, first_query + m, f);
+    for (int j = 0; j < BATCH; j++) {
+      const int i = THREADS * (first * BATCH + j) + threadIdx.x;
+      if (i / (D / 4) < queries && item.parts == 1) gates[j] = output.load_gate(first_query + i / (D / 4), i % (D / 4));
+    }
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      const int i = THREADS * (first * BATCH + j) + threadIdx.x, m = i / (D / 4), f = i % (D / 4);
+      if (m >= queries) continue;
+      float4 y = *(const float4*)(all + place_of(m, 4 * f));
+      float sum = 0;
+#pragma unroll
+      for (int k = 0; k < KEY_GROUPS; k++) sum += found_totals[k][m];
+      if (item.parts > 1) {
+        *((float4*)(partial + (first_sum + m) * D) + f) = y;
+        if (f == 0) tops[first_sum + m] = shared_tops[known][m], totals[first_sum + m] = sum;
+      } else {
+        output.store(y, OUT_UNIT / sum, gates[j], first_query + m, f);
+      }
     }
   }
 }

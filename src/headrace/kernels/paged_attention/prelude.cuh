@@ -51,7 +51,8 @@ __device__ __forceinline__ float exp2_of(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float shift_of(float top) { return top == NO_KEY ? 0.0f : top; }  // so that nothing is infinity less itself
+// What is subtracted before powers are taken: nothing is infinity less itself.
+__device__ __forceinline__ float shift_of(float top) { return top == NO_KEY ? 0.0f : top; }
 
 template <bool TO_BF16> __device__ __forceinline__ u32 pack2(float low, float high) {
   u32 d;
@@ -91,6 +92,13 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
 __device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// An 8x8 matrix of 16-bit numbers that a warp holds, two a lane, transposed.
+__device__ __forceinline__ u32 transposed(u32 pair) {
+  u32 d;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(pair));
+  return d;
 }
 
 // Where a 16-byte piece of a key's vector lies within its row in shared memory, so that lanes that read at once meet no bank twice.

@@ -1,10 +1,11 @@
-"""Paged attention in Triton: rows with few queries by `split`, prefill chunks by `chunk`, in one batch both.
+"""Paged attention on NVIDIA cards: rows with few queries by `split`, prefill chunks by `chunk`, in one batch both.
 
-Rows that are split are read from the device alone: a captured step may be replayed with other lengths, tables and counts.
+What `cuda` suits runs in CUDA C++ instead, over the same items and tiles: it is faster wherever that was measured. Rows that
+are split are read from the device alone: a captured step may be replayed with other lengths, tables and counts.
 
 Workspace of split rows: partial sums, W x query heads x most tokens of a row x (head_dim + 2) x 4 bytes, where W is the rows
-plus the blocks that the card's processors hold over key heads x tiles of queries. On 132 processors with 24 query heads of 256
-over 4 key heads: 1.7 MB for one row of one token, 3.2 MB for 64, 25.8 MB for 64 of 8. Chunks have none.
+plus the blocks that the card's processors hold over key heads x blocks of queries. On 132 processors with 24 query heads of 256
+over 4 key heads: 0.8 MB for one row of one token, 3.2 MB for 64, 25.8 MB for 64 of 8. Chunks have none.
 """
 
 from __future__ import annotations
@@ -114,12 +115,12 @@ def paged_attention(
     call = _Call(q, keys, values, key_scales, value_scales, gate, rows, scale, out)
     by_cuda = _by_cuda((q, keys, values, key_scales, value_scales), gate, rows, scale, out)
     if any(tokens <= SPLIT_QUERIES for tokens in rows.row_tokens):
-        if by_cuda:
+        if by_cuda and not forms.suits_triton(_most_tokens(rows) * by_cuda.group, by_cuda.vectors, call.card):
             _split_by_cuda(by_cuda, rows)
         else:
             call.split()
     if any(tokens > SPLIT_QUERIES for tokens in rows.row_tokens):
-        if by_cuda and call.card.capability == 90 and keys.dtype.itemsize == 2:
+        if by_cuda and call.card.capability == 90:
             _chunks_on_hopper(by_cuda, rows)
         else:
             call.chunks()
@@ -137,13 +138,16 @@ def _by_cuda(
 def _split_by_cuda(call: cuda.Attention, rows: PagedRows) -> None:
     facts, tokens = card(call.out.device), _most_tokens(rows)
     most = tokens * call.group
-    if most <= cuda.MOST_FEW_QUERIES:
+    if most <= forms.MOST_FEW_QUERIES:
         few = forms.few_queries_form(len(rows.lengths) * call.kv, call.vectors, facts)
         plan = _planned(rows, tokens, facts.processors * few.resident // call.kv, call.kv)
         return call.few(few, plan.items, plan.arrived, most)
-    many = forms.many_queries_form(most, call.vectors, facts)
+    on_hopper = facts.capability == 90 and call.vectors.itemsize == 2
+    many = forms.hopper_items_form(call.vectors) if on_hopper else forms.many_queries_form(most, call.vectors, facts)
     blocks = call.kv * -(-most // many.queries)
     plan = _planned(rows, tokens, facts.processors * many.resident // blocks, call.kv)
+    if isinstance(many, forms.HopperQueries):
+        return call.many_on_hopper(many, plan.items, plan.row_items, rows.row_offsets, most)
     call.many(many, plan.items, plan.row_items, rows.row_offsets, most)
 
 
