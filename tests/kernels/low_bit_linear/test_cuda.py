@@ -45,7 +45,7 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
     for outputs, inputs in SHAPES:
         for rows in (1, 2, 4, 8):
             for gated in (False, True):
-                few, x_rows = forms.few_rows_form(rows, outputs, formats, card, gated=gated), forms.x_rows_of(rows)
+                few, x_rows = forms.few_rows_form(rows, outputs, inputs, formats, card, gated=gated), forms.x_rows_of(rows)
                 macros = cuda.few_macros(few, x_rows, gated)
                 yield build("few_rows", cuda.source("few_rows"), few.shared_bytes(formats, x_rows), **macros)
         many = forms.many_rows_form(16, outputs, inputs, formats, card)

@@ -136,11 +136,20 @@ def few_rows(
     """Writes y; 1 to 8 rows. form: other than the one that is chosen for the shape. gated: halves are whole tiles."""
     (rows, inputs), outputs = x.shape, len(packed)
     formats, x_rows = formats_of(x, packed, scale, zero), forms.x_rows_of(rows)
-    form = form or forms.few_rows_form(rows, outputs, formats, card(x.device), gated=gated)
+    form = form or forms.few_rows_form(rows, outputs, inputs, formats, card(x.device), gated=gated)
     macros = formats | few_macros(form, x_rows, gated)
     kernel = function("few_rows", macros, 32 * form.warps, form.shared_bytes(formats, x_rows), x.device)
-    blocks = -(-outputs // (ROWS * form.tiles))
-    kernel((blocks, 1, 1), packed, scale, zero, x, y, rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
+    sums, raised = _between_blocks(torch.cuda.current_device() if x.device.index is None else x.device.index)
+    grid = form.blocks(outputs), form.parts, 1
+    kernel(grid, packed, scale, zero, x, y, sums, raised, rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
+
+
+@cache
+def _between_blocks(index: int) -> tuple[Tensor, Tensor]:
+    """Sums which blocks of few_rows leave for each other, and their flags: zero between two calls, one after the other."""
+    device = torch.device("cuda", index)
+    sums, blocks = forms.few_rows_between_blocks(card(device))
+    return torch.empty(sums, dtype=torch.float32, device=device), torch.zeros(blocks, dtype=torch.int32, device=device)
 
 
 def many_rows(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: ManyRows | None = None) -> None:

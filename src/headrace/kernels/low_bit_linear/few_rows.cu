@@ -1,134 +1,194 @@
 // 1 to 8 rows of activations: y = x W^T, reading W once at the memory's rate.
 //
-// The weights are the A operand of m16n8k16 and the rows of x its 8 columns. A warp owns TILES tiles of 16 outputs and every WARPS-th
-// chunk of the inputs, in a ring of STAGES chunks of its own, so the loop has no barrier. The warps' sums are added in their order at the
-// end. Macros: TILES, WARPS, STAGES, X_ROWS (1, 2, 4 or 8, at least the rows), GATED (1: the first half of the outputs is a gate, as are the
+// The weights are the A operand of m16n8k16 and the rows of x its 8 columns. A block has TILES tiles of 16 outputs and one of
+// gridDim.y parts of the inputs, of which a warp takes every WARPS-th chunk, through a ring of STAGES chunks of its own, so the loop
+// has no barrier. The warps' sums are added in their order at the end. Parts but the last leave theirs in `parts` for the last, each
+// with a flag in `raised`, which is zero between kernels; the last has the highest blockIdx, so it waits only for blocks that are there.
+// With several tiles, codes of 4 bits are multiplied as MAGIC + code, and (MAGIC + zero point) times the sum of x is taken off the
+// sums: one more mma for all tiles in place of four subtractions for each step of each.
+// Macros: TILES, WARPS, STAGES, X_ROWS (1, 2, 4 or 8, at least the rows), GATED (1: the first half of the outputs is a gate, as are the
 // first half of a block's tiles: y [rows, outputs / 2] = silu(gate) times the other half).
-#define WORDS (TILES * GROUPS)  // of scales, for a lane and stage
 #define CHAINS (TILES == 1 ? 2 : 1)  // independent sums of a tile, to hide the latency of mma
-#define X_VECTORS (X_ROWS * 16)      // of a stage
+#define TILE_PIECES (VECTORS * 32)
+#define X_AT (TILES * TILE_PIECES)  // in a stage: weights, x, scales, zero points
+#define SCALES_AT (X_AT + X_ROWS * 16)
+#define ZEROS_AT (SCALES_AT + TILES * GROUPS * 2)
+#define STAGE_PIECES ((ZEROS_AT + (ZEROS ? (TILES * GROUPS + 1) / 2 : 0) + 7) / 8 * 8)  // whole lines, or copies take twice the requests
+#define UNSHIFTED (BITS == 4 && TILES > 1)
+#define OUTPUTS (16 * TILES)
+#define SUMS (X_ROWS * OUTPUTS)
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) few_rows(
+__device__ __forceinline__ void codes(u32 (&a)[4], uint4 v, int step) {  // of 4 bits, as the numbers MAGIC + code
+  const u32 w = step % 4 == 0 ? v.x : step % 4 == 1 ? v.y : step % 4 == 2 ? v.z : v.w;
+#pragma unroll
+  for (int i = 0; i < 4; i++) a[i] = select_or<0x000F000Fu>(w >> 4 * i, MAGIC);
+}
+__device__ __forceinline__ void load_b(u32 (&b)[4], const uint4* row) {  // load_matrices that the compiler may move among other loads
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(shared_address(row)));
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) few_rows(
     const uint4* __restrict__ packed, const u32* __restrict__ scale, const u32* __restrict__ zero, const u16* __restrict__ x,
-    u16* __restrict__ y, int rows, int outputs, int inputs, long long x_stride) {
-  extern __shared__ uint4 shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
+    u16* __restrict__ y, float* parts, u32* raised, int rows, int outputs, int inputs, long long x_stride) {
+  extern __shared__ __align__(128) uint4 shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
   const int chunks = inputs / CHUNK, tiles = outputs / (GATED ? 32 : 16), block_tiles = TILES / (GATED + 1);
-  auto tile_of = [&](int t) {
+  const int last_part = gridDim.y - 1, part = blockIdx.y;
+  const int begin = chunks * part / (last_part + 1) + warp, end = chunks * (part + 1) / (last_part + 1);
+  auto tile_of = [&](int t) {  // with GATED the second half of the tiles have the other half of the outputs
     const int half = GATED && t >= block_tiles;
     return min((int)blockIdx.x * block_tiles + t - half * block_tiles, tiles - 1) + half * tiles;
   };
-  uint4* ring = shared + warp * STAGES * TILES * VECTORS * 32 + lane;
-  uint4* x_ring = shared + WARPS * STAGES * TILES * VECTORS * 32 + warp * STAGES * X_VECTORS;
-  u32* scale_ring = (u32*)(shared + WARPS * STAGES * (TILES * VECTORS * 32 + X_VECTORS)) + warp * STAGES * WORDS * 32 + lane;
-  u32* zero_ring = scale_ring + WARPS * STAGES * WORDS * 32;
 
-  auto copy_weights = [&](int chunk, int slot) {
+  // What the next copies are of: a lane's own places, moved on by WARPS chunks each time.
+  const uint4* weights_from[TILES];
+#pragma unroll
+  for (int t = 0; t < TILES; t++) weights_from[t] = packed + (u32)((tile_of(t) * chunks + begin) * TILE_PIECES + lane);
+  const int of_tile = GROUPS + !GROUPS;  // 16 bytes of scales are half a group
+  const uint4* scales_from = (const uint4*)scale + (tile_of(lane / of_tile / 2) * chunks + begin) * of_tile * 2 + lane % (2 * of_tile);
+  const uint2* zeros_from = (const uint2*)zero + (tile_of(lane / of_tile) * chunks + begin) * of_tile + lane % of_tile;
+  const u16* x_from[(X_ROWS + 1) / 2];
+#pragma unroll
+  for (int j = 0; j < (X_ROWS + 1) / 2; j++)
+    x_from[j] = x + min(lane / 16 + 2 * j, rows - 1) * x_stride + begin * CHUNK + lane % 16 * 8;
+  auto copy_weights = [&](uint4* stage) {
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      const u32 at = tile_of(t) * chunks + chunk;
 #pragma unroll
-      for (int v = 0; v < VECTORS; v++)
-        copy_async<16>(ring + ((slot * TILES + t) * VECTORS + v) * 32, packed + (at * VECTORS + v) * 32 + lane);
-#pragma unroll
-      for (int j = 0; j < GROUPS; j++) {
-        copy_async<4>(scale_ring + ((slot * TILES + t) * GROUPS + j) * 32, scale + (at * GROUPS + j) * 8 + g);
-        if (ZEROS) copy_async<4>(zero_ring + ((slot * TILES + t) * GROUPS + j) * 32, zero + (at * GROUPS + j) * 2 + g / 4);
-      }
+      for (int v = 0; v < VECTORS; v++) copy_async<16>(stage + t * TILE_PIECES + v * 32 + lane, weights_from[t] + v * 32);
+      weights_from[t] += WARPS * TILE_PIECES;
+    }
+    if (GROUPS) {
+      if (lane < TILES * GROUPS * 2) copy_async<16>(stage + SCALES_AT + lane, scales_from);
+      scales_from += WARPS * GROUPS * 2;
+    }
+    if (ZEROS) {
+      if (lane < TILES * GROUPS) copy_async<8>((uint2*)(stage + ZEROS_AT) + lane, zeros_from);
+      zeros_from += WARPS * GROUPS;
     }
   };
-  const int x_row = lane / 16, x_piece = lane % 16;
-  auto copy_x = [&](int chunk, int slot) {  // pieces of 8 numbers, shuffled within a row against bank conflicts
+  auto copy_x = [&](uint4* stage) {  // pieces of 8 numbers, shuffled within a row against bank conflicts
 #pragma unroll
     for (int j = 0; j < (X_ROWS + 1) / 2; j++) {
-      const int r = x_row + 2 * j;
-      if (r < X_ROWS)
-        copy_async<16>(x_ring + slot * X_VECTORS + r * 16 + (x_piece ^ r), x + min(r, rows - 1) * x_stride + chunk * CHUNK + x_piece * 8);
+      const int r = lane / 16 + 2 * j;
+      if (X_ROWS > 1 || lane < 16) copy_async<16>(stage + X_AT + r * 16 + (lane % 16 ^ r % 8), x_from[j]);
+      x_from[j] += WARPS * CHUNK;
     }
   };
 
+  uint4* const ring = shared + warp * STAGES * STAGE_PIECES;
   let_next_kernel_start();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++)
-    if (warp + WARPS * i < chunks) copy_weights(warp + WARPS * i, i);
+    if (begin + WARPS * i < end) copy_weights(ring + i * STAGE_PIECES);
   await_previous_kernel();  // the weights need not wait for what makes x
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
-    if (warp + WARPS * i < chunks) copy_x(warp + WARPS * i, i);
+    if (begin + WARPS * i < end) copy_x(ring + i * STAGE_PIECES);
     commit_copies();  // the first group also holds all weights so far
   }
 
   float total[TILES][4] = {};
-  int slot = 0;
-  for (int chunk = warp; chunk < chunks; chunk += WARPS) {
-    const int ahead = chunk + WARPS * (STAGES - 1), free_slot = slot == 0 ? STAGES - 1 : slot - 1;
-    if (ahead < chunks) {
-      copy_weights(ahead, free_slot);
-      copy_x(ahead, free_slot);
+  int at = 0, free_at = (STAGES - 1) * STAGE_PIECES;
+  const int x_row = min(lane % 8, X_ROWS - 1);  // sums of columns beyond the rows are not used
+#pragma unroll 1
+  for (int chunk = begin; chunk < end; chunk += WARPS) {
+    if (chunk + WARPS * (STAGES - 1) < end) {
+      copy_weights(ring + free_at);
+      copy_x(ring + free_at);
     }
     commit_copies();
     await_copies<STAGES - 1>();
     __syncwarp();
-    uint4 w[TILES][VECTORS];
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-      for (int v = 0; v < VECTORS; v++) w[t][v] = ring[((slot * TILES + t) * VECTORS + v) * 32];
-    const int r = min(lane % 8, X_ROWS - 1);  // sums of columns beyond the rows are not used
-    const uint4* xs = x_ring + slot * X_VECTORS + r * 16;
-    float sum[TILES][CHAINS][4];
-    u32 z[TILES][2], b[4];
+    const uint4* stage = ring + at;
+    const u32* scales = (const u32*)(stage + SCALES_AT) + g;
+    const u32* zeros = (const u32*)(stage + ZEROS_AT) + g / 4;
+    uint4 w[TILES];
+    u32 b[4], z[TILES][2];
+    float sum[TILES][CHAINS][4], x_sum[4];
+    const u32 one = BF16 ? 0x3F803F80u : 0x3C003C00u, ones[4] = {one, one, one, one};
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-      if (step % 2 == 0) load_matrices(b, xs + (step * 2 + lane / 8 ^ r));
+      const bool first = step % GROUP_STEPS == 0, last = step % GROUP_STEPS == GROUP_STEPS - 1;
+      if (step % (16 / BITS) == 0)
+#pragma unroll
+        for (int t = 0; t < TILES; t++) w[t] = stage[t * TILE_PIECES + step * BITS / 16 * 32 + lane];
+      if (step % 2 == 0) load_b(b, stage + X_AT + x_row * 16 + (step * 2 + lane / 8 ^ x_row));
+      if (first) x_sum[0] = x_sum[1] = x_sum[2] = x_sum[3] = 0;
+      if (UNSHIFTED) mma(x_sum, ones, b[step % 2 * 2], b[step % 2 * 2 + 1]);
 #pragma unroll
       for (int t = 0; t < TILES; t++) {
-        const int word = ((slot * TILES + t) * GROUPS + step / GROUP_STEPS) * 32;
-        if (step % GROUP_STEPS == 0) {
+        const int word = t * GROUPS + step / GROUP_STEPS;
+        if (first) {
           symmetric_points(z[t]);
-          if (ZEROS) zero_points(z[t], zero_ring[word] >> 8 * (g % 4));
+          if (ZEROS) zero_points(z[t], zeros[word * 2] >> 8 * (g % 4));
 #pragma unroll
           for (int i = 0; i < 4 * CHAINS; i++) sum[t][i / 4][i % 4] = 0;
         }
         u32 a[4];
-        decode(a, w[t], step, z[t]);
+        if (UNSHIFTED)
+          codes(a, w[t], step);
+        else
+          decode(a, w[t], step, z[t]);
         mma(sum[t][step % CHAINS], a, b[step % 2 * 2], b[step % 2 * 2 + 1]);
-        if (step % GROUP_STEPS == GROUP_STEPS - 1) {
-          const u32 s = GROUP ? scale_ring[word] : 0;
-          const float low = GROUP ? low_number(s, SCALE_BF16) : 1, high = GROUP ? high_number(s, SCALE_BF16) : 1;
+        if (last) {
+          const u32 s = GROUP ? scales[word * 8] : 0;
+          const float by[2] = {GROUP ? low_number(s, SCALE_BF16) : 1, GROUP ? high_number(s, SCALE_BF16) : 1};
+          const float point[2] = {low_number(z[t][0], BF16), low_number(z[t][1], BF16)};
 #pragma unroll
-          for (int i = 0; i < 4; i++) total[t][i] += (i < 2 ? low : high) * (CHAINS == 1 ? sum[t][0][i] : sum[t][0][i] + sum[t][CHAINS - 1][i]);
+          for (int i = 0; i < 4; i++) {
+            float v = CHAINS == 1 ? sum[t][0][i] : sum[t][0][i] + sum[t][CHAINS - 1][i];
+            if (UNSHIFTED) v -= point[i / 2] * x_sum[i % 2];
+            total[t][i] += by[i / 2] * v;
+          }
         }
       }
     }
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
+    __syncwarp();  // all have read what is written over next
+    free_at = at;
+    at = at == (STAGES - 1) * STAGE_PIECES ? 0 : at + STAGE_PIECES;
   }
 
   await_copies<0>();
   __syncthreads();
-  float* sums = (float*)shared;  // [WARPS][TILES][4][32]
+  float* sums = (float*)shared;  // [WARPS][X_ROWS][OUTPUTS]
 #pragma unroll
-  for (int t = 0; t < TILES; t++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) sums[((warp * TILES + t) * 4 + i) * 32 + lane] = total[t][i];
+  for (int i = 0; i < TILES * 4; i++) {
+    const int r = 2 * c + i % 2;
+    if (r < X_ROWS) sums[warp * SUMS + r * OUTPUTS + i / 4 * 16 + g + i % 4 / 2 * 8] = total[i / 4][i % 4];
+  }
+  if (part == last_part)
+    for (int p = threadIdx.x; p < last_part; p += 32 * WARPS) await_and_lower(raised + blockIdx.x * last_part + p);
   __syncthreads();
-  auto sum_of = [&](int r, int output) {
-    const int part = output % 16, at = ((output / 16) * 4 + part / 8 * 2 + r % 2) * 32 + part % 8 * 4 + r / 2;
+  parts += blockIdx.x * last_part * SUMS;
+  auto sum_of = [&](int i) {
     float value = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) value += sums[w * TILES * 128 + at];
+    for (int w = 0; w < WARPS; w++) value += sums[w * SUMS + i];
+    return value;
+  };
+  if (part < last_part) {
+    for (int i = threadIdx.x; i < rows * OUTPUTS; i += 32 * WARPS) parts[part * SUMS + i] = sum_of(i);
+    __syncthreads();
+    if (threadIdx.x == 0) raise(raised + blockIdx.x * last_part + part);
+    return;
+  }
+  auto output = [&](int r, int o) {
+    float value = 0;
+    for (int p = 0; p < last_part; p++) value += __ldcg(parts + p * SUMS + r * OUTPUTS + o);
+    value += sum_of(r * OUTPUTS + o);
     if (!GROUP) {
-      const u32 s = __ldg(scale + tile_of(output / 16) * 8 + part % 8);
-      value *= part < 8 ? low_number(s, SCALE_BF16) : high_number(s, SCALE_BF16);
+      const u32 s = __ldg(scale + tile_of(o / 16) * 8 + o % 8);
+      value *= o % 16 < 8 ? low_number(s, SCALE_BF16) : high_number(s, SCALE_BF16);
     }
     return value;
   };
   const int width = 16 * block_tiles, all = outputs / (GATED + 1);
-  for (int i = threadIdx.x; i < width * 8; i += 32 * WARPS) {
-    const int r = i / width, n = blockIdx.x * width + i % width;
-    if (r >= rows || n >= all) continue;
-    float value = sum_of(r, i % width);
-    if (GATED) value = value / (1 + __expf(-value)) * sum_of(r, width + i % width);
+  for (int i = threadIdx.x; i < rows * width; i += 32 * WARPS) {
+    const int r = i / width, o = i % width, n = blockIdx.x * width + o;
+    if (n >= all) continue;
+    float value = output(r, o);
+    if (GATED) value = value / (1 + __expf(-value)) * output(r, width + o);
     y[(long long)r * all + n] = (u16)pack2(value, 0);
   }
 }

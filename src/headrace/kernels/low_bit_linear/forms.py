@@ -6,7 +6,7 @@ The choices were measured on an H200 (benchmarks/kernels/low_bit_linear.py); els
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.kernels.card import Card
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
@@ -18,7 +18,10 @@ BLOCK_OUTPUTS = 128
 MANY_ROWS = 16
 """Of a block of many_rows."""
 _MOST_PARTS = 8
+_MOST_FEW_PARTS = 4
+_CHUNKS_OF_A_PART = 40
 _FEW_ROWS_SHARED_BYTES = 101_376
+_LINE_BYTES = 128  # of shared memory and of the L2 cache
 _FLOPS_OF_A_BYTE = 150
 """Arithmetic that takes the time of reading a byte, at the rates that these kernels reach."""
 _LAUNCH_BYTES = 6 * 2**20
@@ -27,16 +30,27 @@ _LAUNCH_BYTES = 6 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
-    """Tiles of 16 outputs a warp, warps of a block (which share the inputs), chunks of 128 inputs in flight for each."""
+    """Tiles of 16 outputs of a block, its warps (which share the inputs), chunks of 128 inputs in flight for each, and parts
+    that the inputs are cut into.
+    """
 
     tiles: int
     warps: int
     stages: int
+    parts: int = 1
 
     def shared_bytes(self, formats: Formats, x_rows: int) -> int:
-        lane = self.tiles * (8 * formats["BITS"] + 4 * _words(formats) * (1 + formats["ZEROS"]))
-        ring = self.warps * self.stages * (32 * lane + x_rows * INPUTS * 2)
-        return max(ring, self.warps * self.tiles * 512)
+        words = self.tiles * _words(formats)
+        stage = self.tiles * 256 * formats["BITS"] + x_rows * 2 * INPUTS + 32 * words + 8 * words * formats["ZEROS"]
+        return self.warps * max(self.stages * -(-stage // _LINE_BYTES) * _LINE_BYTES, 4 * self.sums(x_rows))
+
+    def blocks(self, outputs: int) -> int:
+        """Of a part."""
+        return -(-outputs // (ROWS * self.tiles))
+
+    def sums(self, x_rows: int) -> int:
+        """Numbers of a block."""
+        return x_rows * ROWS * self.tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +76,35 @@ def x_rows_of(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def few_rows_form(rows: int, outputs: int, formats: Formats, card: Card, *, gated: bool = False) -> FewRows:
+def few_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card, *, gated: bool = False) -> FewRows:
     """gated: in whole pairs of tiles."""
     x_rows = x_rows_of(rows)
-    tiles = outputs // ROWS
-    if not gated and (tiles < 6 * card.processors or formats["BITS"] == 8):
-        form = FewRows(1, 16, 3) if x_rows <= 2 else FewRows(1, 8, 4 if x_rows == 4 else 3)
-    elif x_rows <= 2 and tiles < 12 * card.processors:
-        form = FewRows(2, 8, 3)
-    else:
-        form = FewRows(2, 4, 3)
+    form = _few_rows_form(x_rows, outputs // ROWS, inputs // INPUTS, formats["BITS"] == 8, card)
+    if gated and form.tiles == 1:
+        form = replace(form, tiles=2, warps=min(form.warps, 8))
     while form.shared_bytes(formats, x_rows) > _FEW_ROWS_SHARED_BYTES:
-        form = FewRows(form.tiles, form.warps, form.stages - 1) if form.stages > 2 else FewRows(form.tiles, form.warps // 2, 3)
+        smaller = form.stages > 2
+        form = replace(form, stages=form.stages - 1) if smaller else replace(form, warps=form.warps // 2, stages=3)
     return form
+
+
+def _few_rows_form(x_rows: int, tiles: int, chunks: int, eight_bits: bool, card: Card) -> FewRows:
+    if tiles < 6 * card.processors and chunks < 2 * _CHUNKS_OF_A_PART:
+        return FewRows(1, 16, 3) if x_rows <= 2 else FewRows(1, 8, 4 if x_rows == 4 else 3)
+    if tiles < 6 * card.processors:  # too few blocks for all processors, and parts that are worth a block
+        parts = min(_MOST_FEW_PARTS, chunks // _CHUNKS_OF_A_PART)
+        return FewRows(2, 8, 3, parts) if x_rows <= 2 else FewRows(4, 8, 2, parts)
+    if eight_bits:
+        return FewRows(2, 4, 3)
+    if tiles < 12 * card.processors:
+        return FewRows(2, 8, 3) if x_rows <= 2 else FewRows(2, 4, 3)
+    return FewRows(2, 8, 2) if x_rows <= 2 else FewRows(4, 8, 2)
+
+
+def few_rows_between_blocks(card: Card) -> tuple[int, int]:
+    """Numbers that blocks leave for each other at most, and such blocks."""
+    tiles, others = 6 * card.processors, _MOST_FEW_PARTS - 1
+    return others * (tiles + 4) * ROWS * 8, others * tiles
 
 
 def many_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> ManyRows:

@@ -120,15 +120,13 @@ template <u32 MASK> __device__ __forceinline__ u32 select_or(u32 word, u32 bits)
   return d;
 }
 
-// One k-step's A fragment from a lane's vectors: 16 weights minus their zero points, exact in the activations' type.
-__device__ __forceinline__ void decode(u32 (&a)[4], const uint4* vectors, int step, const u32 (&z)[2]) {
+// One k-step's A fragment from the lane's vector that has it: 16 weights minus their zero points, exact in the activations' type.
+__device__ __forceinline__ void decode(u32 (&a)[4], uint4 v, int step, const u32 (&z)[2]) {
 #if BITS == 4
-  uint4 v = vectors[step / 4];
   u32 w = step % 4 == 0 ? v.x : step % 4 == 1 ? v.y : step % 4 == 2 ? v.z : v.w;
 #pragma unroll
   for (int i = 0; i < 4; i++) a[i] = subtract2(select_or<0x000F000Fu>(w >> 4 * i, MAGIC), z[i & 1]);
 #else
-  uint4 v = vectors[step / 2];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     u32 w = i < 2 ? (step % 2 ? v.z : v.x) : (step % 2 ? v.w : v.y);
@@ -140,6 +138,9 @@ __device__ __forceinline__ void decode(u32 (&a)[4], const uint4* vectors, int st
 #endif
   }
 #endif
+}
+__device__ __forceinline__ void decode(u32 (&a)[4], const uint4* vectors, int step, const u32 (&z)[2]) {
+  decode(a, vectors[step * BITS / 16], step, z);
 }
 
 __device__ __forceinline__ void symmetric_points(u32 (&z)[2]) { z[0] = z[1] = MAGIC | 0x00080008u; }
