@@ -13,7 +13,7 @@ from headrace.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """A device. On a CPU the memory is the machine's RAM; free_bytes is what is unused right now. capability: of a GPU, 86 for
-    compute capability 8.6.
+    compute capability 8.6. elsewhere: a card that is planned for, whatever is installed on this machine.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -22,6 +22,7 @@ class Hardware:
     free_bytes: int
     has_bfloat16: bool = True
     capability: int = 0
+    elsewhere: bool = False
 
 
 def detect(device: str) -> Hardware:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from headrace.bench.floor import Ceilings, Load, Work, step_work
 from headrace.bench.kernel_profile import behind_pause, summarise
 from headrace.bench.scenarios import step
 from headrace.errors import ConfigError
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
 from headrace.plan.dtypes import Dtypes
+from headrace.plan.floor import Ceilings, Load, Work, step_work
 from headrace.plan.shapes import declared_model
 
 BF16 = Dtypes("bfloat16", "bfloat16", "float16")

@@ -7,7 +7,7 @@ import time
 import torch
 from torch.nn.functional import linear
 
-from headrace.bench.floor import Ceilings
+from headrace.plan.floor import Ceilings
 
 _ROUNDS = 20
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
-from headrace.cache.layout import CacheGroup, CacheLayout, cache_groups, state_elements
+from headrace.cache.layout import CacheGroup, CacheLayout, state_elements
 from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
-from headrace.models.spec import AttentionSpec, ModelSpec, WeightMap
+from headrace.models.spec import AttentionSpec, ModelSpec, Weight, WeightMap
 from headrace.plan.draft_memory import PROGRESS_BYTES, ring_bytes
 from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
 from headrace.plan.execution import chunk_tokens, resolve_execution
+from headrace.plan.extras import NONE, BudgetLine, Extras
 from headrace.plan.graph_rows import graph_bytes
 from headrace.plan.sampler_memory import sampler_bytes
 
@@ -25,6 +27,8 @@ _SUMMED_BYTES = 2 * 4
 """Of an output of packed weights in a captured step: sums of two parts of the inputs, in float32."""
 _MOST_DEPTH = 2
 """Uncommitted plans that the loop holds at most, see plan.execution."""
+LOW_BIT_TYPES = ("int32", "int8", "uint8", "float8_e4m3fn")
+"""Of weights that are decoded when they are used."""
 LOGIT_ROWS = 256
 """Rows of logits computed at once at most where drafts are verified."""
 SCORED_ROWS = 64
@@ -32,15 +36,6 @@ SCORED_ROWS = 64
 RANKED_LOGITS = 2**22
 RANKED_BYTES = 64
 """On a GPU, logits that kernels.sample ranks at once, where draws or log-probabilities need it, and bytes of each meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetLine:
-    """One part of the memory: what it is, its bytes, and why it takes that many."""
-
-    name: str
-    bytes: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +60,24 @@ def weight_bytes(weights: WeightMap, dtype: Dtype) -> int:
     """Bytes of the weights on the device: vectors (norms, decays) are kept in float32 or wider, packed weights and their scales
     as they are stored, the rest in `dtype`.
     """
-    total = 0
-    for weight in weights.weights:
-        elements = 1
-        for size in weight.shape:
-            elements *= size
-        if weight.dtype is not None:
-            total += elements * (4 if weight.transform == "offset_bytes" else STORED_BYTES[weight.dtype])
-        else:
-            total += elements * (max(4, itemsize(dtype)) if len(weight.shape) == 1 else itemsize(dtype))
-    return total
+    return sum(_weight_bytes(weight, dtype) for weight in weights.weights) + widening_bytes(weights, dtype)
+
+
+def widening_bytes(weights: WeightMap, dtype: Dtype) -> int:
+    """What vectors take more because they are kept in float32 or wider."""
+    vectors = (weight for weight in weights.weights if weight.dtype is None and len(weight.shape) == 1)
+    return sum(weight.shape[0] for weight in vectors) * (max(4, itemsize(dtype)) - itemsize(dtype))
+
+
+def _weight_bytes(weight: Weight, dtype: Dtype) -> int:
+    if weight.dtype is None:
+        return prod(weight.shape) * itemsize(dtype)
+    return prod(weight.shape) * (4 if weight.transform == "offset_bytes" else STORED_BYTES[weight.dtype])
 
 
 def make_budget(
-    spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, drafts: int = 0
+    spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, drafts: int = 0,
+    extras: Extras = NONE,
 ) -> Budget:
     """The budget of one engine whose rows carry at most `drafts`. Raises ConfigError, with the numbers, when it cannot fit."""
     check_settings(spec, config)
@@ -87,29 +86,31 @@ def make_budget(
     graphs = resolve_execution(config, hardware, dtypes.compute).graphs
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
     gpu = hardware.kind == "cuda"
-    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, gpu=gpu, graphs=graphs)
-    cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed), drafts)
+    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, extras, gpu=gpu, graphs=graphs)
+    cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed), drafts, extras)
     notes = [f"cache: {cache_bytes:,} bytes, {why}"]
     state_bytes = state_bytes_per_sequence(spec, dtypes)
     if config.max_seqs is None and seqs * state_bytes > cache_bytes // 2:
         seqs = max(1, cache_bytes // 2 // state_bytes)
-        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, gpu=gpu, graphs=graphs)
+        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, extras, gpu=gpu, graphs=graphs)
         notes.append(f"max-seqs: {seqs}, so that states take at most half of the cache ({state_bytes:,} bytes each)")
-    layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, padding=graphs or drafts > 0)
+    layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, extras, padding=graphs or drafts > 0)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
-    budget = Budget((*fixed, *_cache_lines(layout, dtypes, state_bytes)), layout, context, seqs, chunk, tuple(notes))
-    _check_ram(budget, hardware)
+    lines = (*fixed, *_cache_lines(layout, dtypes, state_bytes), *extras.cached)
+    budget = Budget(lines, layout, context, seqs, chunk, tuple(notes))
+    _check_memory(budget, hardware)
     return budget
 
 
-def _check_ram(budget: Budget, hardware: Hardware) -> None:
-    """A GPU's memory bounds its cache. A CPU's cache is only taken as it is used, and what was asked for may never fit."""
-    if hardware.kind == "cpu" and budget.total_bytes > hardware.memory_bytes:
+def _check_memory(budget: Budget, hardware: Hardware) -> None:
+    """A CPU's cache is only taken as it is used, and what was asked for may never fit. A GPU's is taken at start."""
+    has, whose = (hardware.free_bytes, "free") if hardware.kind == "cuda" else (hardware.memory_bytes, "")
+    if budget.total_bytes > has:
         largest = max(budget.lines, key=lambda line: line.bytes)
         raise ConfigError(
-            f"the engine would need {budget.total_bytes:,} bytes, the machine has {hardware.memory_bytes:,}; "
-            f"most of it is {largest.name}, {largest.bytes:,} bytes: {largest.why}"
+            f"the engine would need {budget.total_bytes:,} bytes, the {hardware.name if whose else 'machine'} has {has:,}"
+            f"{whose and ' ' + whose}; most of it is {largest.name}, {largest.bytes:,} bytes: {largest.why}"
         )
 
 
@@ -137,23 +138,26 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
 
 
 def _fixed_lines(
-    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, *, gpu: bool,
-    graphs: bool,
+    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, extras: Extras, *,
+    gpu: bool, graphs: bool,
 ) -> tuple[BudgetLine, ...]:
     assert config.chunk_tokens is not None
     tokens, slots = config.chunk_tokens + seqs * (1 + drafts), seqs + (graphs or drafts > 0)
     width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
-    narrow, wide = itemsize(dtypes.compute), max(4, itemsize(dtypes.compute))
-    activations = tokens * (width + 4 * spec.hidden) * (narrow if gpu else wide)
+    narrow, exact = itemsize(dtypes.compute), max(4, itemsize(dtypes.compute))
+    activations = tokens * (width + 4 * spec.hidden) * (narrow if gpu else exact)
     rows = max(seqs, SCORED_ROWS, LOGIT_ROWS if drafts else 0)
     logits = rows * spec.vocab_size
-    logits = logits * (narrow + wide) + min(logits, RANKED_LOGITS) * RANKED_BYTES if gpu else 3 * logits * wide
+    logits = logits * (narrow + exact) + min(logits, RANKED_LOGITS) * RANKED_BYTES if gpu else 3 * logits * exact
+    wide = widening_bytes(weights, dtypes.compute)
     lines = [
-        BudgetLine("weights", weight_bytes(weights, dtypes.compute), f"{len(weights.weights)} tensors in {dtypes.compute}"),
+        BudgetLine("weights", weight_bytes(weights, dtypes.compute) - wide,
+                   f"{len(weights.weights)} tensors, plain ones in {dtypes.compute}"),
+        *([BudgetLine("wide weights", wide, "norms and decays, which are kept in float32")] if wide else []),
         BudgetLine("sampler", sampler_bytes(slots, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
         BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {rows} rows of logits"),
     ]
-    low_bit = any(weight.dtype in ("int32", "int8") for weight in weights.weights)
+    low_bit = any(weight.dtype in LOW_BIT_TYPES for weight in weights.weights)
     if low_bit:
         why = "pieces of packed weights decoded for many rows, and sums of parts"
         lines.append(BudgetLine("low-bit workspace", LOW_BIT_WORKSPACE_BYTES, why))
@@ -166,7 +170,14 @@ def _fixed_lines(
         why = f"decode steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
         parts = seqs * max(2 * layer.mlp.intermediate for layer in spec.layers) * _SUMMED_BYTES if low_bit else 0
         lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS) + parts, why))
-    return tuple(lines)
+    if extras.slot_bytes:
+        why = f"{slots} slots of {extras.slot_bytes:,} bytes: {extras.slot_why}"
+        lines.append(BudgetLine("draft inputs", slots * extras.slot_bytes, why))
+    if slots > seqs:
+        pages = sum(_page_bytes(group, config, dtypes) for group in extras.all_groups(spec))
+        state = state_bytes_per_sequence(spec, dtypes)
+        lines.append(BudgetLine("padding", state + pages, "a state slot and a page for what no sequence may have"))
+    return (*lines, *extras.lines)
 
 
 def _layer_width(spec: ModelSpec, index: int) -> int:
@@ -181,19 +192,20 @@ def _layer_width(spec: ModelSpec, index: int) -> int:
 
 
 def _cache_bytes(
-    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, fixed_bytes: int, drafts: int
+    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, fixed_bytes: int, drafts: int, extras: Extras
 ) -> tuple[int, str]:
     if config.cache_bytes is not None:
         return config.cache_bytes, "as asked for"
-    limit, why = _memory_limit(hardware, config)
+    limit, why = memory_limit(hardware, config)
     if limit is None:
-        return _cpu_default(spec, hardware, config, dtypes, drafts)
+        return _cpu_default(spec, hardware, config, dtypes, drafts, extras)
     if limit <= fixed_bytes:
         raise ConfigError(f"the model needs {fixed_bytes:,} bytes before its cache, but it may use {limit:,} bytes ({why})")
     return limit - fixed_bytes, f"what {why} leaves"
 
 
-def _memory_limit(hardware: Hardware, config: EngineConfig) -> tuple[int | None, str]:
+def memory_limit(hardware: Hardware, config: EngineConfig) -> tuple[int | None, str]:
+    """(bytes that an engine may take in all, why), of a CPU None where nothing is asked for."""
     if config.memory_bytes is not None:
         return config.memory_bytes, "memory_bytes"
     if config.memory_fraction is not None:
@@ -205,19 +217,26 @@ def _memory_limit(hardware: Hardware, config: EngineConfig) -> tuple[int | None,
 
 
 def _cpu_default(
-    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, drafts: int
+    spec: ModelSpec, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, drafts: int, extras: Extras
 ) -> tuple[int, str]:
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
     context = config.context or spec.max_context
-    padding = drafts > 0
-    pages = sum(
-        (_group_pages(g, config, context, seqs, drafts) + padding) * _page_bytes(g, config, dtypes) for g in cache_groups(spec)
-    )
-    wanted = (seqs + padding) * state_bytes_per_sequence(spec, dtypes) + pages
+    wanted = full_cache_bytes(spec, config, dtypes, context, seqs, drafts, extras)
     most = hardware.memory_bytes // CPU_CACHE_SHARE
     if wanted <= most:
         return wanted, f"which holds {seqs} sequences of {context} tokens"
     return most, f"a quarter of the RAM ({seqs} sequences of {context} tokens would need {wanted:,})"
+
+
+def full_cache_bytes(
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, context: int, seqs: int, drafts: int, extras: Extras
+) -> int:
+    """Bytes of a cache that holds `seqs` sequences of `context` tokens at once. config.chunk_tokens must be given."""
+    pages = sum(
+        _group_pages(group, config, context, seqs, drafts) * _page_bytes(group, config, dtypes)
+        for group in extras.all_groups(spec)
+    )
+    return seqs * state_bytes_per_sequence(spec, dtypes) + pages + sum(line.bytes for line in extras.cached)
 
 
 def _group_pages(group: CacheGroup, config: EngineConfig, context: int, seqs: int, drafts: int) -> int:
@@ -236,28 +255,28 @@ def _page_bytes(group: CacheGroup, config: EngineConfig, dtypes: Dtypes) -> int:
 
 
 def _buy(
-    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int, drafts: int, *, padding: bool
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int, drafts: int, extras: Extras, *,
+    padding: bool,
 ) -> CacheLayout:
-    """State slots first, then the pages that windows can ever need, and full-context pages from the rest."""
-    groups = cache_groups(spec)
-    left = cache_bytes - (seqs + padding) * state_bytes_per_sequence(spec, dtypes)
-    left -= padding * sum(_page_bytes(group, config, dtypes) for group in groups)
-    pages = []
-    for group in sorted(groups, key=lambda g: g.window is None):
-        size = _page_bytes(group, config, dtypes)
-        wanted = _group_pages(group, config, config.context or spec.max_context, seqs, drafts)
-        # With nothing but windows, or a context that all sequences can have, more pages would never be used.
-        count = wanted if group.window is not None else min(wanted, max(0, left) // size)
-        left -= count * size
-        pages.append((group.index, count))
+    """State slots first, then the pages that windows can ever need, and as many full-context pages as the rest has room for."""
+    groups, context = extras.all_groups(spec), config.context or spec.max_context
+    left = cache_bytes - seqs * state_bytes_per_sequence(spec, dtypes) - sum(line.bytes for line in extras.cached)
+    windows = {g.index: _group_pages(g, config, context, seqs, drafts) for g in groups if g.window is not None}
+    left -= sum(count * _page_bytes(groups[index], config, dtypes) for index, count in windows.items())
+    full_bytes = sum(_page_bytes(group, config, dtypes) for group in groups if group.window is None)
+    # A context that all sequences can have needs no more pages; groups of full context hold the same tokens.
+    full = min(seqs * -(-context // config.page_tokens), max(0, left) // full_bytes) if full_bytes else 0
+    pages = [(group.index, windows.get(group.index, full)) for group in groups]
     if left < 0 or any(count == 0 for _, count in pages):
-        raise ConfigError(_too_small(spec, config, dtypes, cache_bytes, seqs))
+        raise ConfigError(_too_small(spec, config, dtypes, cache_bytes, seqs, extras))
     return CacheLayout(groups, config.page_tokens, tuple(count for _, count in sorted(pages)), seqs, padding, drafts)
 
 
-def _too_small(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int) -> str:
+def _too_small(
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int, extras: Extras
+) -> str:
     state = state_bytes_per_sequence(spec, dtypes)
-    page = sum(_page_bytes(g, config, dtypes) for g in cache_groups(spec))
+    page = sum(_page_bytes(g, config, dtypes) for g in extras.all_groups(spec))
     return (
         f"the cache of {cache_bytes:,} bytes is too small: {seqs} states of {state:,} bytes and pages of {page:,} bytes; "
         "give it more (--cache-bytes, --memory-bytes) or lower --max-seqs"
@@ -289,7 +308,4 @@ def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[
     if state_bytes:
         why = f"{layout.slots} sequences of {state_bytes:,} bytes, {dtypes.state}"
         lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))
-    if layout.padding:
-        pages = sum(layout.page_tokens * token_bytes(group, dtypes.kv) for group in layout.groups)
-        lines.append(BudgetLine("padding", state_bytes + pages, "a state slot and a page for what no sequence may have"))
     return lines

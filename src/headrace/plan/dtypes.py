@@ -14,7 +14,9 @@ _COMPUTE: dict[str, Dtype] = {"float64": "float64", "float32": "float32", "float
 _ITEMSIZE: dict[KvDtype, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
 SCALE_BYTES = 2
 """Of the fp16 scale that a key or value of one token and head has in 8 bits."""
-STORED_BYTES: Mapping[str, int] = {"int32": 4, "int8": 1, **{str(name): _ITEMSIZE[name] for name in _COMPUTE.values()}}
+STORED_BYTES: Mapping[str, int] = {
+    "int32": 4, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, **{str(name): _ITEMSIZE[name] for name in _COMPUTE.values()}
+}
 """Bytes of one element of the types that a parameter may have whatever the model computes in."""
 _SHORT: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SHORT_KV: dict[str, KvDtype] = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "int8": "int8"}

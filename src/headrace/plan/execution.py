@@ -38,7 +38,7 @@ def chunk_tokens(config: EngineConfig, hardware: Hardware) -> int:
 def resolve_execution(config: EngineConfig, hardware: Hardware, compute: Dtype) -> Execution:
     """compute: the type of the activations. Raises ConfigError for graphs that were asked for and cannot be captured."""
     gpu = hardware.kind == "cuda"
-    graphs, why = _graphs(config, gpu, compute)
+    graphs, why = _graphs(config, hardware, compute)
     if config.graphs == "on" and not graphs:
         raise ConfigError(f"--graphs on: {why}; use --graphs auto or off")
     overlapped = config.loop == "overlapped" or (config.loop == "auto" and gpu)
@@ -46,13 +46,13 @@ def resolve_execution(config: EngineConfig, hardware: Hardware, compute: Dtype) 
     return Execution(2 if overlapped else 1, graphs, notes)
 
 
-def _graphs(config: EngineConfig, gpu: bool, compute: Dtype) -> tuple[bool, str]:
+def _graphs(config: EngineConfig, hardware: Hardware, compute: Dtype) -> tuple[bool, str]:
     if config.graphs == "off":
         return False, "as asked for"
-    if not gpu:
+    if hardware.kind != "cuda":
         return False, "there is no CUDA device"
     if compute == "float64":
         return False, "float64 is computed by references, which wait for the device"
-    if find_spec("triton") is None:
+    if not hardware.elsewhere and find_spec("triton") is None:
         return False, "Triton is not installed"
     return True, "decode steps are captured"

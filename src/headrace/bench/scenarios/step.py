@@ -29,9 +29,9 @@ from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
 
 if TYPE_CHECKING:
-    from headrace.bench.floor import Ceilings
     from headrace.bench.kernel_profile import Profile
     from headrace.bench.step_engine import MeasuredEngine, Steps
+    from headrace.plan.floor import Ceilings
 
 _Load = tuple[int, int, int, int]
 """Rows, query tokens, context, drafts."""
@@ -138,7 +138,7 @@ def _ceilings(settings: Settings, device: Any, dtypes: Dtypes) -> Ceilings:
     import torch
 
     from headrace.bench.ceilings import measure_ceilings
-    from headrace.bench.floor import Ceilings
+    from headrace.plan.floor import Ceilings
 
     read, product = settings.read_tb_per_s, settings.matmul_tflops
     if read and product:
@@ -151,7 +151,7 @@ def _measure(
     engine: MeasuredEngine, settings: Settings, model: Model, dtypes: Dtypes, ceilings: Ceilings,
     load: _Load, console: Console,
 ) -> dict[str, Any]:
-    from headrace.bench.floor import Load, step_work
+    from headrace.plan.floor import Load, step_work
 
     rows, tokens, context, drafts = load
     steps = engine.steps(rows, tokens, context, settings.steps, drafts)

@@ -1,0 +1,42 @@
+"""Lines of a budget, and what an engine holds beside its decoder: a drafter, a vision tower, checkpoints of states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headrace.cache.layout import CacheGroup, cache_groups
+from headrace.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLine:
+    """One part of the memory: what it is, its bytes, and why it takes that many."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a budget has beyond the decoder's own.
+
+    lines: parts of a fixed size. cached: the same, out of the cache's bytes. slot_bytes: what every state slot has more, and
+    slot_why. groups: cache groups of a drafter's layers, which need pages for the same tokens; they are numbered anew.
+    one_scale: 8-bit keys and values have one scale for all, and no bytes for those of each token and head.
+    """
+
+    lines: tuple[BudgetLine, ...] = ()
+    cached: tuple[BudgetLine, ...] = ()
+    slot_bytes: int = 0
+    slot_why: str = ""
+    groups: tuple[CacheGroup, ...] = ()
+    one_scale: bool = False
+
+    def all_groups(self, spec: ModelSpec) -> tuple[CacheGroup, ...]:
+        """The model's groups, then the drafter's."""
+        groups = [replace(group, index=index) for index, group in enumerate((*cache_groups(spec), *self.groups))]
+        return tuple(replace(group, token_vectors=0) if self.one_scale else group for group in groups)
+
+
+NONE = Extras()
