@@ -164,7 +164,7 @@ def _short(form: Any) -> str:
 def few_forms(rows: int, outputs: int) -> Iterator[FewRows]:
     for tiles, warps, stages, parts in itertools.product((1, 2, 4), (4, 8, 16), (2, 3, 4), (1, 2, 3)):
         form = FewRows(tiles, warps, stages, parts)
-        if form.shared_bytes(FORMATS, rows) <= 101_376 and parts * outputs <= 16_384:
+        if form.shared_bytes(FORMATS, rows) <= 101_376 and (parts == 1 or parts * outputs <= 16_384):
             yield form
 
 
