@@ -35,7 +35,8 @@ RUNS = [  # form, gated, rows, outputs, inputs, group, zeros
     (FewRows(2, 8, 3), True, 1, 96, 2560, 128, False), (FewRows(2, 8, 2, 2), True, 3, 160, 2304, 64, True),
     (FewRows(4, 8, 2, 3), False, 8, 80, 5120, 128, False), (FewRows(4, 8, 2), True, 7, 192, 1152, 32, True),
     (FewRows(2, 8, 3, 3), False, 2, 48, 5120, 128, False), (FewRows(1, 8, 3), False, 5, 48, 1280, 32, True),
-    (FewRows(1, 8, 4), False, 4, 16, 384, 384, False), (FewRows(2, 8, 3, 2), False, 1, 80, 640, 0, False),
+    (FewRows(1, 8, 4), False, 4, 16, 384, 384, False), (FewRows(4, 8, 2), True, 2, 64, 1280, 1280, False),
+    (FewRows(2, 8, 3, 2), False, 1, 80, 640, 0, False),
     (FewRows(4, 8, 2, 4), False, 6, 64, 512, 64, False),
 ]
 
