@@ -1,7 +1,9 @@
 // What paged_attention's prelude.cuh does in assembly, in C++ for cuda_on_cpu.hpp: for products in fp16.
 using std::max;
 using std::min;
+typedef unsigned long long u64;
 struct alignas(16) int4 { int x, y, z, w; };
+#define __cvta_generic_to_shared(p) ((const char*)(p) - (const char*)memory)  // the distance from where dynamic memory begins
 static float2 make_float2(float x, float y) { return {x, y}; }
 static Place gridDim;
 static void launch_all(int columns, int rows, std::function<void()> kernel) {

@@ -1,4 +1,4 @@
-"""The CUDA kernels of decoding and verification without a GPU: run on a CPU, they agree with the definition."""
+"""The CUDA kernels without a GPU: run on a CPU, they agree with the definition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headrace.kernels.paged_attention import cases, cuda, forms, reference
 from headrace.kernels.paged_attention.cases import Case
-from headrace.kernels.paged_attention.forms import FewQueries, ManyQueries, Vectors
+from headrace.kernels.paged_attention.forms import FewQueries, HopperQueries, ManyQueries, Vectors
 
 pytestmark = pytest.mark.skipif(cuda_on_cpu.COMPILER is None, reason="needs g++")
 SUPPORT = Path(cuda_on_cpu.__file__).parent
@@ -27,16 +27,28 @@ NO_WINDOW = 1 << 30
 FEW = FewQueries(8, 3, 1)  # of 256 threads, as the harness has
 
 
-def on_cpu(source: str) -> str:
-    """Without what is assembly, or is there already."""
+def on_cpu(source: str, *headers: str) -> str:
+    """Without what is assembly, or is there already. headers: of tests/support, besides attention_on_cpu.hpp."""
     functions = re.compile(
         r"^(?:template <[^>]*> )?__device__ __forceinline__ [^{;]*\{(?:.*\}$|[^\n]*\n(?:.*\n)*?\}$)", re.MULTILINE
     )
     kept = functions.sub(lambda found: "" if "asm" in found[0] else found[0], source)
     kept = re.sub(r"extern __shared__ .*char (\w+)\[\];", r"char* const \1 = (char*)memory;", kept)
     kept = re.sub(r"^typedef unsigned (int u32|short u16);\n", "", kept, flags=re.MULTILINE)
-    kept = re.sub(r"^__device__ .*shared_address.*\n", "", kept, flags=re.MULTILINE)
-    return f'#include "{SUPPORT / "attention_on_cpu.hpp"}"\n' + kept
+    return "".join(f'#include "{SUPPORT / header}"\n' for header in ("attention_on_cpu.hpp", *headers)) + kept
+
+
+def hopper_on_cpu(source: str, **macros: bool) -> str:
+    """As `on_cpu`, and for these macros only: the harness reads the kernel's parameters from its text."""
+    choice = re.compile(r"^#if (EIGHT_BITS|ITEMS)\n(.*?)(?:^#else\n(.*?))?^#endif\n", re.MULTILINE | re.DOTALL)
+    kept = choice.sub(lambda found: (found[2] if macros[found[1]] else found[3]) or "", on_cpu(source, "hopper_on_cpu.hpp"))
+    return kept.replace("struct __align__(64) Boxes", "struct Boxes")  # which is passed by value
+
+
+class Matrix(ctypes.Structure):
+    """In a tensor map's place: a pool as rows of tokens."""
+
+    _fields_ = [("address", ctypes.c_void_p), ("row_bytes", ctypes.c_longlong), ("rest", ctypes.c_char * 112)]
 
 
 def items_of(case: Case, part_keys: int) -> tuple[Tensor, Tensor]:
@@ -71,6 +83,7 @@ class Call:
         shape = (len(self.items), self.kv, self.most)
         self.sums = tuple(torch.full((*shape, *more), float("nan")) for more in ((case.dim,), (), ()))
         self.strides = tuple(map(ctypes.c_longlong, gate.stride()[:2] if gate is not None else (0, 0)))
+        self.offsets = torch.tensor([0, *itertools.accumulate(tokens for tokens, _ in case.rows)], dtype=torch.int32)
         table = given["page_table"]
         self.scalars = (ctypes.c_float(cases.SCALE / math.log(2)), case.window or NO_WINDOW, ctypes.c_longlong(table.stride(0)),
                         *self.strides, self.most)
@@ -91,8 +104,27 @@ class Call:
         depth = -(-self.most // form.queries)
         self.run("many_queries", cuda.many_macros(form), depth, folder, *self.inputs, self.gate, self.out, *self.sums,
                  self.given["page_table"], self.items, *self.scalars)
-        offsets = torch.tensor([0, *itertools.accumulate(tokens for tokens, _ in self.case.rows)], dtype=torch.int32)
-        self.run("add_items", {}, -(-self.most // 4), folder, *self.sums, self.gate, self.out, offsets, self.row_items,
+        self.add(folder)
+
+    def hopper(self, form: HopperQueries, folder: Path) -> None:
+        eight_bits, tokens = self.vectors.itemsize == 1, [tokens for tokens, _ in self.case.rows]
+        source = hopper_on_cpu(cuda.source("hopper_queries"), EIGHT_BITS=eight_bits, ITEMS=form.items)
+        q, keys, values, *scales = self.inputs
+        row_bytes = self.kv * self.vectors.bytes
+        pools = (keys, values, *scales) if eight_bits else (Matrix(pool.data_ptr(), row_bytes) for pool in (keys, values))
+        table, depth = self.given["page_table"], -(-self.most // form.queries) if form.items else 1
+        lengths = torch.tensor([length for _, length in self.case.rows], dtype=torch.int32)
+        tiles = [(row, tile) for row, n in enumerate(tokens) for tile in range(-(-n * self.group // form.queries))]
+        by_tile = (table, lengths, self.offsets, torch.tensor(tiles, dtype=torch.int32))
+        macros = self.macros | cuda.hopper_macros(form, self.vectors) | {"DEPTH": depth}
+        run = cuda_on_cpu.compiled(source, "hopper_queries", macros, folder)
+        rows = (*self.sums, table, self.items) if form.items else by_tile
+        run(self.kv, len(self.items) if form.items else len(tiles), q, *pools, self.gate, self.out, *rows, *self.scalars)
+        if form.items:
+            self.add(folder)
+
+    def add(self, folder: Path) -> None:
+        self.run("add_items", {}, -(-self.most // 4), folder, *self.sums, self.gate, self.out, self.offsets, self.row_items,
                  *self.strides, self.most)
 
     def agrees(self) -> None:
@@ -122,4 +154,21 @@ def test_many_queries(kind: str, part_keys: int, tmp_path: Path) -> None:
     call = Call(replace(VERIFY, **KINDS[kind]), part_keys)
     form = forms.many_queries_form(call.most, call.vectors, forms.Card(86, 82, 101_376))
     call.many(form, tmp_path)
+    call.agrees()
+
+
+@pytest.mark.parametrize("part_keys", [64, 1 << 20])
+@pytest.mark.parametrize("kind", [kind for kind, changes in KINDS.items() if "kv" not in changes])
+def test_items_on_hopper(kind: str, part_keys: int, tmp_path: Path) -> None:
+    case = replace(VERIFY, **KINDS[kind], rows=((20, 150), (3, 40), (2, 2)))
+    call = Call(case, part_keys)
+    call.hopper(forms.hopper_items_form(call.vectors), tmp_path)
+    call.agrees()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_on_hopper(kind: str, tmp_path: Path) -> None:
+    """With as many threads as the harness has: one warpgroup that multiplies."""
+    call = Call(replace(VERIFY, **KINDS[kind], rows=((40, 150), (33, 33))), 1 << 20)
+    call.hopper(HopperQueries(1, 32 if call.vectors.dim == 256 else 64, 2, items=False), tmp_path)
     call.agrees()

@@ -41,6 +41,8 @@ __device__ __forceinline__ void bring(u32 to, const Boxes* boxes, int column, in
                ::"r"(to), "l"(boxes), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ void multiply2(u32& numbers, u32 by) { asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(numbers) : "r"(by)); }
+
 // Two pairs of fp16 numbers from four codes.
 __device__ __forceinline__ void decode4(u32& low, u32& high, u32 codes) {
 #if KIND == 3
@@ -128,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_queries(
         u32 numbers[4];
         decode4(numbers[0], numbers[1], first), decode4(numbers[2], numbers[3], second);
 #pragma unroll
-        for (int w = 0; w < 4; w++) asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(numbers[w]) : "r"(pair));
+        for (int w = 0; w < 4; w++) multiply2(numbers[w], pair);
         *(uint4*)(at + (i ? first_at ^ 16 : first_at)) = make_uint4(numbers[0], numbers[1], numbers[2], numbers[3]);
       }
     };
