@@ -1,0 +1,74 @@
+"""Digests of prefixes: a SHA-256 chain over pages of tokens, whose root holds all else that a cached value depends on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.cache.ssd.key import BASE_BYTES, EntryKey, Kind
+
+_TOKEN_BYTES = 4
+_ROOT_TAG = b"headrace token chain 1"
+
+
+def chain_root(fingerprint: bytes, salt: str = "") -> bytes:
+    """The digest of no tokens. Chains of different fingerprints (see plan.fingerprint) or salts have no digest in common."""
+    root = hashlib.sha256(_ROOT_TAG)
+    for part in (fingerprint, salt.encode("utf-8", "surrogatepass")):
+        root.update(len(part).to_bytes(8, "little") + part)
+    return root.digest()
+
+
+class TokenChain:
+    """Digests of a growing sequence's prefixes. That of n tokens is SHA-256 of the last page boundary's digest before them
+    and of the tokens since, 4 bytes each: a page is hashed once, a partial tail when it is asked for.
+    """
+
+    def __init__(self, root: bytes, page_tokens: int) -> None:
+        if page_tokens < 1:
+            raise ValueError(f"page_tokens is {page_tokens}")
+        self._page_tokens = page_tokens
+        self._page_bytes = page_tokens * _TOKEN_BYTES
+        self._boundaries = [root]
+        self._packed = bytearray()
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+        return len(self._packed) // _TOKEN_BYTES
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append token ids. Raises ValueError for one that does not fit into 32 bits."""
+        ids = np.asarray(tokens, dtype=np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < 2**32:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()} do not fit into 32 bits")
+        self._packed += ids.astype("<u4").tobytes()
+
+    def digest(self, tokens: int) -> bytes:
+        """Of the first `tokens` tokens."""
+        if not 0 <= tokens <= len(self):
+            raise ValueError(f"a digest of {tokens} tokens was asked for, the chain has {len(self)}")
+        pages, tail = divmod(tokens, self._page_tokens)
+        boundary = self._boundary(pages)
+        return self._link(boundary, pages, tail) if tail else boundary
+
+    def pages(self, start: int, end: int) -> EntryKey:
+        """The key of keys and values of tokens `start`, a page boundary, to `end`."""
+        if start % self._page_tokens:
+            raise ValueError(f"pages from token {start} on do not begin at a boundary of {self._page_tokens}")
+        return EntryKey(Kind.PAGES, start, end, self.digest(start)[:BASE_BYTES], self.digest(end))
+
+    def checkpoint(self, tokens: int) -> EntryKey:
+        """The key of a state after the first `tokens` tokens; its base is the last page boundary at or before them."""
+        start = tokens - tokens % self._page_tokens
+        return EntryKey(Kind.CHECKPOINT, start, tokens, self.digest(start)[:BASE_BYTES], self.digest(tokens))
+
+    def _boundary(self, pages: int) -> bytes:
+        for page in range(len(self._boundaries) - 1, pages):
+            self._boundaries.append(self._link(self._boundaries[page], page, self._page_tokens))
+        return self._boundaries[pages]
+
+    def _link(self, boundary: bytes, page: int, tokens: int) -> bytes:
+        first = page * self._page_bytes
+        return hashlib.sha256(boundary + self._packed[first : first + tokens * _TOKEN_BYTES]).digest()
