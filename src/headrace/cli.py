@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.commands.options import Settings, with_settings
-from headrace.config import EngineConfig, ServerConfig, from_settings
+from headrace.config import EngineConfig, PlanConfig, ServerConfig, from_settings
 from headrace.errors import CheckpointError, ConfigError, HeadraceError
 
 app = typer.Typer(
@@ -59,6 +59,26 @@ def serve(
     from headrace.commands.serve import serve as run
 
     raise typer.Exit(run(model, from_settings(EngineConfig, dict(engine)), from_settings(ServerConfig, dict(server))))
+
+
+@app.command()
+@with_settings(EngineConfig, PlanConfig, omit=("device", "max_seqs", "random_weights"))
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face directory, a GGUF file, or a declared model: qwen3.8-27b, "
+                                 "qwen3.8-27b:w4a16|nvfp4|fp8, smollm2-135m.", metavar="MODEL|NAME[:FORMAT]")
+    ],
+    as_json: AsJson = False,
+    *,
+    engine: Settings,
+    settings: Settings,
+) -> None:
+    """Tell what a model takes of a card's memory and what fits. Exits 1 if it does not fit."""
+    from headrace.commands.plan import plan as run
+
+    chosen = from_settings(EngineConfig, {"device": "cuda", **engine})
+    if not run(model, chosen, from_settings(PlanConfig, dict(settings)), json_wanted=as_json):
+        raise typer.Exit(1)
 
 
 @app.command()

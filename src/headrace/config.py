@@ -12,6 +12,9 @@ KV_DTYPES = ("auto", "bf16", "fp16", "fp8", "int8")
 STATE_DTYPES = ("auto", "fp16", "fp32")
 LOOPS = ("auto", "plain", "overlapped")
 GRAPHS = ("auto", "on", "off")
+KV_SCALES = ("token-head", "one")
+VISION = ("auto", "on", "off")
+SPECULATE = ("auto", "off", "lookup", "mtp", "dflash")
 
 
 def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -85,6 +88,31 @@ class ServerConfig:
     max_body_bytes: int = setting(32 << 20, "Largest request body, in bytes; a larger one is answered 413.", metavar="N")
     chat_template: str | None = setting(None, "File with a Jinja chat template to use instead of the checkpoint's.",
                                         metavar="FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """Settings of `headrace plan` beside the engine's. Those of what `serve` will do move to EngineConfig when it does."""
+
+    gpu: str | None = setting(
+        None, "Cards to plan for, by name and with commas: rtx3090, rtx4090, rtx5090, h200 and more; this machine's if not "
+        "given.", metavar="NAME[,NAME...]",
+    )
+    vram_bytes: int | None = setting(None, "Memory of each card, instead of what the table says.", metavar="N")
+    desktop_bytes: int = setting(0, "Memory that a desktop and other programs hold of each card.", metavar="N")
+    users: int | None = setting(None, "Users at once: sequences that each have the whole context.", metavar="N")
+    kv_scales: str = setting(
+        "token-head", "Scales of 8-bit keys and values: one for each token and head, or one for all.", choices=KV_SCALES
+    )
+    vision: str = setting("auto", "Whether a vision tower is in memory; auto is on if the checkpoint has one.", choices=VISION)
+    speculate: str = setting("auto", "What drafts tokens; auto is off so far.", choices=SPECULATE)
+    draft_tokens: int | None = setting(None, "Most drafts of a sequence in a step; the drafter's own number if not given.",
+                                       metavar="N")
+    drafter: str | None = setting(None, "Directory of the drafter for --speculate dflash; the published one if not given.",
+                                  metavar="DIR")
+    prefix_cache: str = setting("off", "Whether states are kept where conversations resume.", choices=("on", "off"))
+    gpu_checkpoint_bytes: int = setting(0, "Of the cache, bytes for checkpoints of states on the card.", metavar="N")
+    ram_cache_bytes: int = setting(0, "Host memory for checkpoints and pages.", metavar="N")
 
 
 def from_settings(cls: type[Any], settings: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.commands.options import settings_of, with_settings
-from headrace.config import EngineConfig, ServerConfig, from_settings, setting
+from headrace.config import EngineConfig, PlanConfig, ServerConfig, from_settings, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def test_a_setting_is_described_for_people() -> None:
     }
 
 
-@pytest.mark.parametrize("config", [EngineConfig, ServerConfig])
+@pytest.mark.parametrize("config", [EngineConfig, ServerConfig, PlanConfig])
 def test_every_field_of_the_real_configs_has_help(config: type[Any]) -> None:
     for each in settings_of(config):
         assert each.help.endswith("."), each.name

@@ -6,12 +6,12 @@ import pytest
 
 from headrace.commands.options import settings_of
 from headrace.commands.settings_table import main, page
-from headrace.config import EngineConfig, ServerConfig
+from headrace.config import EngineConfig, PlanConfig, ServerConfig
 
 
 def test_every_setting_has_a_row() -> None:
     text = page()
-    for setting in (*settings_of(EngineConfig), *settings_of(ServerConfig)):
+    for setting in (*settings_of(EngineConfig), *settings_of(ServerConfig), *settings_of(PlanConfig)):
         assert f"| `{setting.flag} " in text, setting.name
 
 

@@ -135,3 +135,39 @@ def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() ->
     assert [line.bytes for line in budget.lines if line.name == "low-bit workspace"] == [2**27]
     plain = make_budget(spec(FULL), WEIGHTS, CPU, EngineConfig(max_seqs=1, context=16), F32)
     assert all(line.name != "low-bit workspace" for line in plain.lines)
+
+
+def test_padding_is_beside_the_cache() -> None:
+    """Bytes that are given for the cache are keys, values and states, whatever graphs need."""
+    model, config = spec(FULL, DELTA), EngineConfig(cache_bytes=500_000, max_seqs=3)
+    state = state_bytes_per_sequence(model, F32)
+    for graphs in ("on", "off"):
+        card = replace(GPU, elsewhere=True)
+        budget = make_budget(model, WEIGHTS, card, replace(config, graphs=graphs), F32)
+        assert budget.layout.pages == ((500_000 - 3 * state) // (16 * 2 * 2 * 16 * 4),)
+        assert [line.bytes for line in budget.lines if line.name == "padding"] == [state + 4096] * (graphs == "on")
+
+
+def test_a_context_that_is_asked_for_has_room_beside_the_states() -> None:
+    model = spec(FULL, DELTA)
+    state, page = state_bytes_per_sequence(model, F32), 16 * 2 * 2 * 16 * 4
+    cache = 64 * page + 5 * state
+    budget = make_budget(model, WEIGHTS, CPU, EngineConfig(cache_bytes=cache, context=1024), F32)
+    assert budget.max_seqs == 5 and budget.context == 1024
+    assert any("the context of 1024 tokens has room" in note for note in budget.notes)
+
+
+def test_fewer_sequences_where_those_as_usual_leave_no_cache() -> None:
+    """A slot's sampler takes 256 KiB with 64 Ki tokens: 64 of them are more than this card has beside the rest."""
+    model = replace(spec(FULL, DELTA), vocab_size=65_536)
+    base = make_budget(model, WEIGHTS, replace(GPU, elsewhere=True), EngineConfig(max_seqs=1, context=16), F32)
+    limit = base.total_bytes + 8 * 2**20
+    budget = make_budget(model, WEIGHTS, replace(GPU, elsewhere=True), EngineConfig(memory_bytes=limit), F32)
+    assert 1 <= budget.max_seqs <= 32 and budget.total_bytes <= limit
+    with pytest.raises(ConfigError, match="before its cache"):
+        make_budget(model, WEIGHTS, replace(GPU, elsewhere=True), EngineConfig(memory_bytes=limit, max_seqs=64), F32)
+
+
+def test_a_gpus_cache_is_refused_when_it_is_not_free() -> None:
+    with pytest.raises(ConfigError, match="free; most of it is kv pages 0"):
+        make_budget(spec(FULL, max_context=2**30), WEIGHTS, GPU, EngineConfig(cache_bytes=24 * GIB, max_seqs=1), F32)

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -33,10 +33,12 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
 
-def settings_of(config: type[Any]) -> Iterator[Setting]:
-    """The settings of a config class whose fields were made by `headrace.config.setting`, in order."""
+def settings_of(config: type[Any], omit: Collection[str] = ()) -> Iterator[Setting]:
+    """The settings of a config class whose fields were made by `headrace.config.setting`, in order, but for those in `omit`."""
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
+        if field.name in omit:
+            continue
         kind, repeated = _kind(hints[field.name])
         value = "|".join(field.metadata["choices"]) or field.metadata["metavar"] or ("TEXT" if kind is str else "N")
         yield Setting(field.name, kind, repeated, field.default, field.metadata["help"], "" if kind is bool else value)
@@ -51,16 +53,17 @@ def _kind(hint: Any) -> tuple[type[Any], bool]:
     return hint, False
 
 
-def with_settings(*configs: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(*configs: type[Any], omit: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate command(..., *, name: Mapping, ...): its last len(configs) keyword-only parameters become options.
 
-    Each such parameter stands for one config class, and receives the settings given for it as a mapping.
+    Each such parameter stands for one config class, and receives the settings given for it as a mapping. omit: fields that are
+    no options of this command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parameters = list(inspect.signature(command, eval_str=True).parameters.values())
         own, groups = parameters[: -len(configs)], parameters[-len(configs) :]
-        names = {group.name: [s.name for s in settings_of(config)] for group, config in zip(groups, configs, strict=True)}
+        names = {group.name: [s.name for s in settings_of(config, omit)] for group, config in zip(groups, configs, strict=True)}
 
         def run(**values: Any) -> None:
             command(
@@ -68,7 +71,7 @@ def with_settings(*configs: type[Any]) -> Callable[[Callable[..., None]], Callab
                 **{group: {name: _plain(values[name]) for name in members} for group, members in names.items()},
             )
 
-        options = [_option(s, config.__name__.removesuffix("Config")) for config in configs for s in settings_of(config)]
+        options = [_option(s, config.__name__.removesuffix("Config")) for config in configs for s in settings_of(config, omit)]
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
         run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]

@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from headrace.commands.options import Setting, settings_of
-from headrace.config import EngineConfig, ServerConfig
+from headrace.config import EngineConfig, PlanConfig, ServerConfig
 
 INTRODUCTION = """\
 # Settings
 
-Generated from `src/headrace/config.py` by `make settings`; do not edit it here. Each is a flag of `headrace serve`. The
-engine's are also keywords of `LLM(...)`, with underscores for dashes. No environment variable and no file changes them.
+Generated from `src/headrace/config.py` by `make settings`; do not edit it here. The engine's and the server's are flags of
+`headrace serve`; the engine's are also keywords of `LLM(...)`, with underscores for dashes, and most of them, with the plan's,
+flags of `headrace plan`. No environment variable and no file changes them.
 """
 
 
 def page() -> str:
     """The whole text of docs/settings.md."""
-    return "\n".join([INTRODUCTION, *_section("Engine", EngineConfig), *_section("Server", ServerConfig)])
+    sections = (("Engine", EngineConfig), ("Server", ServerConfig), ("Plan", PlanConfig))
+    return "\n".join([INTRODUCTION, *(line for title, config in sections for line in _section(title, config))])
 
 
 def _section(title: str, config: type[Any]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from headrace.cache.layout import CacheGroup, CacheLayout, state_elements
@@ -84,16 +86,17 @@ def make_budget(
     chunk = chunk_tokens(config, hardware)
     config = replace(config, chunk_tokens=chunk)
     graphs = resolve_execution(config, hardware, dtypes.compute).graphs
-    seqs = config.max_seqs or DEFAULT_MAX_SEQS
-    gpu = hardware.kind == "cuda"
-    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, extras, gpu=gpu, graphs=graphs)
-    cache_bytes, why = _cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed), drafts, extras)
-    notes = [f"cache: {cache_bytes:,} bytes, {why}"]
-    state_bytes = state_bytes_per_sequence(spec, dtypes)
-    if config.max_seqs is None and seqs * state_bytes > cache_bytes // 2:
-        seqs = max(1, cache_bytes // 2 // state_bytes)
-        fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, extras, gpu=gpu, graphs=graphs)
-        notes.append(f"max-seqs: {seqs}, so that states take at most half of the cache ({state_bytes:,} bytes each)")
+    sized = partial(_sized, spec, weights, hardware, config, dtypes, drafts, extras, graphs=graphs)
+    seqs = config.max_seqs or _most_beside_fixed(sized)
+    fixed, cache_bytes, source = sized(seqs)
+    notes, state_bytes = [], state_bytes_per_sequence(spec, dtypes)
+    if config.max_seqs is None:
+        fewer, why = _default_seqs(spec, config, dtypes, cache_bytes, drafts, extras)
+        if fewer < seqs:
+            seqs = fewer
+            fixed, cache_bytes, source = sized(seqs)
+            notes.append(f"max-seqs: {seqs}, so that {why} ({state_bytes:,} bytes each)")
+    notes.insert(0, f"cache: {cache_bytes:,} bytes, {source}")
     layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, extras, padding=graphs or drafts > 0)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
@@ -101,6 +104,40 @@ def make_budget(
     budget = Budget(lines, layout, context, seqs, chunk, tuple(notes))
     _check_memory(budget, hardware)
     return budget
+
+
+def _sized(
+    spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, drafts: int, extras: Extras,
+    seqs: int, *, graphs: bool,
+) -> tuple[tuple[BudgetLine, ...], int, str]:
+    """(lines of fixed size, the cache's bytes, where they come from) of an engine of so many sequences."""
+    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, extras, gpu=hardware.kind == "cuda", graphs=graphs)
+    return fixed, *_cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed), drafts, extras)
+
+
+def _most_beside_fixed(sized: Callable[[int], object]) -> int:
+    """The usual sequences, or half as many and half again, so that what they need beside the cache leaves some of it."""
+    seqs = DEFAULT_MAX_SEQS
+    while seqs > 1:
+        try:
+            sized(seqs)
+            return seqs
+        except ConfigError:
+            seqs //= 2
+    return seqs
+
+
+def with_full_pages(budget: Budget, count: int, dtypes: Dtypes) -> Budget:
+    """The same budget with fewer pages of full context, no more than `count`: what the smallest of several cards has."""
+    layout = budget.layout
+    pages = tuple(
+        min(has, count) if group.window is None else has for group, has in zip(layout.groups, layout.pages, strict=True)
+    )
+    smaller = {line.name: line for line in _page_lines(replace(layout, pages=pages), dtypes)}
+    full = any(group.window is None for group in layout.groups)
+    context = min(budget.context, count * layout.page_tokens) if full else budget.context
+    lines = tuple(smaller.get(line.name, line) for line in budget.lines)
+    return replace(budget, lines=lines, layout=replace(layout, pages=pages), context=context)
 
 
 def _check_memory(budget: Budget, hardware: Hardware) -> None:
@@ -135,6 +172,30 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
         raise ConfigError("context must be 2 or more, not 1: a prompt and an answer of a token each")
     if config.context is not None and config.context > spec.max_context:
         raise ConfigError(f"context {config.context} is more than the model's own limit of {spec.max_context} tokens")
+
+
+def _default_seqs(
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, drafts: int, extras: Extras
+) -> tuple[int, str]:
+    """(sequences, why no more): states take half of the cache, or less where the context that is asked for needs the rest."""
+    half = max(1, cache_bytes // 2 // max(1, state_bytes_per_sequence(spec, dtypes)))
+    alone, two = (_least_bytes(spec, config, dtypes, seqs, drafts, extras) for seqs in (1, 2))
+    beside = max(1, 1 + (cache_bytes - alone) // max(1, two - alone))
+    if beside < half:
+        return beside, f"the context of {config.context} tokens has room beside their states"
+    return half, "states take at most half of the cache"
+
+
+def _least_bytes(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, extras: Extras) -> int:
+    """Of a cache of so many sequences of which one can have the context that is asked for."""
+    one = full_cache_bytes(spec, config, dtypes, config.context or 1, 1, drafts, extras)
+    windows = [group for group in extras.all_groups(spec) if group.window is not None]
+    grown = sum(
+        (_group_pages(group, config, config.context or spec.max_context, seqs, drafts)
+         - _group_pages(group, config, config.context or spec.max_context, 1, drafts)) * _page_bytes(group, config, dtypes)
+        for group in windows
+    )
+    return one + (seqs - 1) * state_bytes_per_sequence(spec, dtypes) + grown
 
 
 def _fixed_lines(
@@ -213,7 +274,7 @@ def memory_limit(hardware: Hardware, config: EngineConfig) -> tuple[int | None, 
     if hardware.kind == "cpu":
         return None, ""
     free = hardware.free_bytes - (hardware.memory_bytes - int(hardware.memory_bytes * DEFAULT_GPU_FRACTION))
-    return max(0, free), f"{DEFAULT_GPU_FRACTION:.0%} of the {hardware.name}, less what others hold,"
+    return max(0, free), f"{DEFAULT_GPU_FRACTION:.0%} of the {hardware.name} less what others hold"
 
 
 def _cpu_default(
@@ -298,13 +359,18 @@ def _context(spec: ModelSpec, config: EngineConfig, layout: CacheLayout, cache_b
     return spec.max_context, f"context: {spec.max_context} tokens, the model's own limit"
 
 
-def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[BudgetLine]:
+def _page_lines(layout: CacheLayout, dtypes: Dtypes) -> list[BudgetLine]:
     lines = []
     for group, count in zip(layout.groups, layout.pages, strict=True):
         size = layout.page_tokens * token_bytes(group, dtypes.kv)
         kind = "full context" if group.window is None else f"window of {group.window}"
         why = f"{count} pages of {layout.page_tokens} tokens, {len(group.layers)} layers, {kind}, {dtypes.kv}"
         lines.append(BudgetLine(f"kv pages {group.index}", count * size, why))
+    return lines
+
+
+def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[BudgetLine]:
+    lines = _page_lines(layout, dtypes)
     if state_bytes:
         why = f"{layout.slots} sequences of {state_bytes:,} bytes, {dtypes.state}"
         lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))

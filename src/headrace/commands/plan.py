@@ -1,0 +1,110 @@
+"""`headrace plan`: what a model would take of a card's memory, line by line, without a GPU and without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from rich.console import Console
+
+from headrace.commands.sizes import size
+from headrace.commands.tensor_classes import tensor_classes
+from headrace.config import EngineConfig, PlanConfig
+from headrace.errors import ConfigError
+from headrace.plan.checkpoint import Model, identify, open_checkpoint
+from headrace.plan.planner import Plan, Request, cards_for, make_plan
+from headrace.plan.predict import Predicted
+from headrace.plan.published import FORMATS, parameters, published_model
+from headrace.plan.report import Report, as_json, make_report
+from headrace.plan.shapes import SHAPES
+from headrace.plan.suggest import Suggestion
+
+
+def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted: bool) -> bool:
+    """Print the plan; returns whether it fits. Raises CheckpointError and ConfigError."""
+    format, models = find_models(model)
+    cards = cards_for(settings)
+
+    def remake(request: Request) -> Plan:
+        return make_plan(request, cards, models)
+
+    report = make_report(remake(Request(format, engine, settings)), remake)
+    found = models(format)
+    facts = {
+        "model": model,
+        "parameters": count_parameters(model, found),
+        "stored_bytes": sum(tensor.nbytes for tensor in found.checkpoint.tensors.values()),
+    }
+    if json_wanted:
+        json.dump({**facts, **as_json(report)}, sys.stdout, indent=2)
+        print()
+    else:
+        _print(Console(highlight=False, soft_wrap=True, markup=False), facts, report)
+    return report.fits
+
+
+def find_models(text: str) -> tuple[str | None, Callable[[str | None], Model]]:
+    """(format, the model in any format) of a published name; of a path, format None and the one checkpoint there.
+
+    Raises ConfigError and CheckpointError for a name or path that there is not.
+    """
+    name, _, given = text.partition(":")
+    if name in SHAPES:
+        return given or FORMATS[0], cache(lambda format: published_model(f"{name}:{format}"))
+    if not Path(text).exists():
+        raise ConfigError(f"{text} is no file or directory, and no model that is declared: {', '.join(SHAPES)}")
+    checkpoint = identify(open_checkpoint(Path(text)))
+    return None, lambda format: checkpoint
+
+
+def count_parameters(text: str, model: Model) -> int:
+    """Numbers that the whole model has, however they are stored."""
+    name = text.partition(":")[0]
+    if name in SHAPES:
+        return parameters(published_model(name))
+    return sum(each.parameters for each in tensor_classes(model))
+
+
+def _print(console: Console, facts: dict[str, object], report: Report) -> None:
+    memory = "a card of any size" if report.vram_bytes is None else size(report.vram_bytes)
+    console.print(f"{facts['model']}: {facts['parameters']:,} parameters, on {' + '.join(report.cards)} ({memory})")
+    for line in report.lines:
+        console.print(_line(line.name, line.bytes, line.why))
+    console.print(_line("all", report.total_bytes, ""))
+    for note in report.notes:
+        console.print(note)
+    console.print(
+        f"a token: {report.kv_bytes_per_token:,} bytes of keys and values; a sequence: {report.state_bytes_per_sequence:,} "
+        f"bytes of state; drafting: {report.draft_bytes_per_token:,} a token, {report.draft_bytes_per_sequence:,} a sequence"
+    )
+    most = "any number of" if report.max_users is None else report.max_users
+    console.print(f"most that fits: {report.max_context} tokens for {report.max_context_users} users, "
+                  f"{most} users of {report.context} tokens")
+    if report.predicted:
+        _print_predicted(console, report.predicted)
+    console.print("fits" if report.fits else f"does not fit: {report.why}")
+    for suggestion in report.suggestions:
+        console.print(f"  would fit: {_flags(suggestion)} ({suggestion.users} x {suggestion.context} tokens, "
+                      f"{size(suggestion.total_bytes)})")
+
+
+def _line(name: str, count_bytes: int, why: str) -> str:
+    return f"{name:<24} {count_bytes:>15,} {size(count_bytes):>9}  {why}".rstrip()
+
+
+def _print_predicted(console: Console, predicted: Predicted) -> None:
+    console.print("predicted, from bytes and bandwidth, not measured:")
+    for row in predicted.decode:
+        console.print(f"  decode, {row.users} x {row.context} tokens: {row.tokens_per_s:,.0f} tokens/s, "
+                      f"{row.tokens_per_s_each:,.1f} each")
+    for each in predicted.prefill:
+        console.print(f"  prefill, {each.tokens} tokens: {each.tokens_per_s:,.0f} tokens/s, {each.seconds:.2f} s")
+
+
+def _flags(suggestion: Suggestion) -> str:
+    return " ".join(
+        f"the model in {value}" if name == "format" else f"--{name} {value}" for name, value in suggestion.settings.items()
+    )

@@ -1,0 +1,156 @@
+"""Whether so many users of so long a context fit, and the most that do: by making the budget, not by rules of thumb.
+
+What fits: where both are asked for, a cache that holds every user at the full context at once. Otherwise, and where the cache's
+own size is asked for (cache_bytes), users share it as the engine has it: it fits if the engine starts, and has a page for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.hardware import Hardware
+from headrace.plan.budget import Budget, full_cache_bytes, make_budget, memory_limit, with_full_pages
+from headrace.plan.dtypes import Dtypes
+from headrace.plan.execution import chunk_tokens
+from headrace.plan.stages import Stage
+
+NO_LIMIT_BYTES = 1 << 62
+"""Memory of a card that is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that a plan depends on but the context and the users. config: without those."""
+
+    stages: tuple[Stage, ...]
+    config: EngineConfig
+    dtypes: Dtypes
+    drafts: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """budgets: one for each card; of what would be needed where it does not fit. at_once: whether they hold every user at the
+    full context. why: what is in the way.
+    """
+
+    fits: bool
+    budgets: tuple[Budget, ...]
+    context: int
+    users: int
+    at_once: bool
+    why: str = ""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the pages of full context hold; the context where no layer needs any."""
+        return min((capacity_tokens(budget) for budget in self.budgets), default=0)
+
+
+def capacity_tokens(budget: Budget) -> int:
+    layout = budget.layout
+    full = [count for group, count in zip(layout.groups, layout.pages, strict=True) if group.window is None]
+    return min(full) * layout.page_tokens if full else budget.context * budget.max_seqs
+
+
+def limit_bytes(stage: Stage, config: EngineConfig) -> int:
+    """What the engine may take of a stage's card."""
+    if config.cache_bytes is not None:
+        return stage.hardware.free_bytes
+    limit, _ = memory_limit(stage.hardware, config)
+    return stage.hardware.free_bytes if limit is None else min(limit, stage.hardware.free_bytes)
+
+
+def outcome(case: Case, context: int | None, users: int | None) -> Outcome:
+    """How what was asked for turns out."""
+    unnamed = any(stage.hardware.memory_bytes == NO_LIMIT_BYTES for stage in case.stages)
+    if case.config.cache_bytes is None and ((context and users) or unnamed):
+        return _at_once(case, context or case.max_context, users or 1)
+    try:
+        budgets = _shared(case, context, users)
+    except ConfigError as error:
+        return replace(_at_once(_unpinned(case), context or case.config.page_tokens, users or 1), fits=False, why=str(error))
+    seqs, longest = budgets[0].max_seqs, min(budget.context for budget in budgets)
+    return _checked(case, Outcome(True, budgets, longest, users or seqs, at_once=False), users)
+
+
+def _unpinned(case: Case) -> Case:
+    return replace(case, config=replace(case.config, cache_bytes=None))
+
+
+def _checked(case: Case, found: Outcome, users: int | None) -> Outcome:
+    for stage, budget in zip(case.stages, found.budgets, strict=True):
+        if budget.total_bytes > (limit := limit_bytes(stage, case.config)):
+            why = f"{budget.total_bytes:,} bytes are needed, and {limit:,} of the {stage.hardware.name} may be used"
+            return replace(found, fits=False, why=why)
+    if users and found.capacity_tokens < users * case.config.page_tokens:
+        return replace(found, fits=False, why=f"{found.capacity_tokens} tokens are not a page for each of {users} users")
+    return found
+
+
+def _at_once(case: Case, context: int, users: int) -> Outcome:
+    """Every user at the full context."""
+    budgets = tuple(_needed(case, stage, context, users) for stage in case.stages)
+    return _checked(case, Outcome(True, budgets, context, users, at_once=True), users)
+
+
+def _needed(case: Case, stage: Stage, context: int, users: int) -> Budget:
+    config = replace(case.config, context=context, max_seqs=users, memory_bytes=None, memory_fraction=None)
+    config = replace(config, chunk_tokens=chunk_tokens(config, stage.hardware))
+    cache = full_cache_bytes(stage.spec, config, case.dtypes, context, users, case.drafts, stage.extras)
+    return _budget(case, stage, replace(config, cache_bytes=max(1, cache)), unlimited(stage.hardware))
+
+
+def unlimited(hardware: Hardware) -> Hardware:
+    return replace(hardware, memory_bytes=NO_LIMIT_BYTES, free_bytes=NO_LIMIT_BYTES)
+
+
+def _budget(case: Case, stage: Stage, config: EngineConfig, hardware: Hardware) -> Budget:
+    return make_budget(stage.spec, stage.weights, hardware, config, case.dtypes, case.drafts, stage.extras)
+
+
+def _shared(case: Case, context: int | None, users: int | None) -> tuple[Budget, ...]:
+    """As the engine would start; all cards have as many slots and pages as the smallest. Raises ConfigError."""
+    budgets = _all(case, replace(case.config, context=context, max_seqs=users))
+    seqs = min(budget.max_seqs for budget in budgets)
+    if any(budget.max_seqs != seqs for budget in budgets):
+        budgets = _all(case, replace(case.config, context=context, max_seqs=seqs))
+    tokens = min(capacity_tokens(budget) for budget in budgets)
+    return tuple(with_full_pages(budget, tokens // case.config.page_tokens, case.dtypes) for budget in budgets)
+
+
+def _all(case: Case, config: EngineConfig) -> tuple[Budget, ...]:
+    if config.cache_bytes is None:
+        return tuple(_budget(case, stage, config, stage.hardware) for stage in case.stages)
+    return tuple(_budget(case, stage, config, unlimited(stage.hardware)) for stage in case.stages)
+
+
+def longest_context(case: Case, users: int) -> int:
+    """The longest context that so many users fit with; 0 if none does."""
+    page = case.config.page_tokens
+    pages = most(lambda count: outcome(case, min(count * page, case.max_context), users).fits, -(-case.max_context // page))
+    return min(pages * page, case.max_context)
+
+
+def most_users(case: Case, context: int) -> int | None:
+    """The most users of this context that fit; None where nothing limits them."""
+    free = max(stage.hardware.free_bytes for stage in case.stages)
+    if free >= NO_LIMIT_BYTES:
+        return None
+    one, two = (sum(b.total_bytes for b in _at_once(_unpinned(case), 2, n).budgets) for n in (1, 2))
+    return most(lambda count: outcome(case, context, count).fits, free * len(case.stages) // (two - one))
+
+
+def most(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest count of 1 ... limit that fits, where fewer do if more do; 0 if none does."""
+    if limit < 1 or not fits(1):
+        return 0
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

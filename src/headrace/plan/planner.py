@@ -1,0 +1,146 @@
+"""From settings to a case: which model in which format, on which cards, with what beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from headrace.config import EngineConfig, PlanConfig
+from headrace.errors import ConfigError
+from headrace.hardware import Hardware, driver_and_gpus
+from headrace.models.spec import ModelSpec
+from headrace.plan.budget import DEFAULT_GPU_FRACTION, check_settings, state_bytes_per_sequence
+from headrace.plan.cards import Card, card, card_of_driver
+from headrace.plan.checkpoint import Model
+from headrace.plan.drafters import DrafterMemory, Method, drafter_memory
+from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
+from headrace.plan.extras import BudgetLine, Extras
+from headrace.plan.fit import NO_LIMIT_BYTES, Case
+from headrace.plan.stages import split
+
+STAGED_SLOTS = 2
+"""Slots that checkpoints are folded into before they are copied away."""
+ANY_CARD = Card("card", NO_LIMIT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for. format: of a published model, None of a checkpoint on disk."""
+
+    format: str | None
+    engine: EngineConfig
+    plan: PlanConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request worked out: what fits is asked of `case`."""
+
+    request: Request
+    model: Model
+    cards: tuple[Card, ...]
+    dtypes: Dtypes
+    drafter: DrafterMemory
+    case: Case
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence of the target: S and convolution tails."""
+        return state_bytes_per_sequence(self.model.spec, self.dtypes)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of one sequence at one position: the state, and a drafter's window."""
+        return self.state_bytes + self.drafter.bytes_per_sequence(self.dtypes)
+
+
+def cards_for(plan: PlanConfig) -> tuple[Card, ...]:
+    """Cards by name, else one of --vram-bytes, else this machine's first, else one of any size."""
+    if plan.gpu is not None:
+        named = tuple(card(name) for name in plan.gpu.split(","))
+        return tuple(replace(each, memory_bytes=plan.vram_bytes or each.memory_bytes) for each in named)
+    if plan.vram_bytes is not None:
+        return (Card("card", plan.vram_bytes),)
+    _, gpus = driver_and_gpus()
+    return tuple(
+        card_of_driver(gpu.name, gpu.memory_bytes, 10 * gpu.compute_capability[0] + gpu.compute_capability[1])
+        for gpu in gpus[:1]
+    ) or (ANY_CARD,)
+
+
+def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | None], Model]) -> Plan:
+    """models: the model in a format. Raises ConfigError for settings that no card could serve with."""
+    model, settings = models(request.format), request.plan
+    for name in ("vram_bytes", "users"):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be 1 or more, not {value}")
+    for name in ("desktop_bytes", "gpu_checkpoint_bytes", "ram_cache_bytes"):
+        if getattr(settings, name) < 0:
+            raise ConfigError(f"{name} must be 0 or more, not {getattr(settings, name)}")
+    check_settings(model.spec, request.engine)
+    devices = [_hardware(each, settings) for each in cards]
+    dtypes = resolve_dtypes(request.engine, devices[0], model.checkpoint.dtype)
+    if settings.kv_scales == "one" and not has_scales(dtypes.kv):
+        raise ConfigError("--kv-scales one is for --kv-dtype fp8 and int8")
+    method = cast(Method, "off" if settings.speculate == "auto" else settings.speculate)
+    drafter = drafter_memory(model, method, settings.draft_tokens, Path(settings.drafter) if settings.drafter else None)
+    stages = split(
+        model.spec, model.weight_map, devices, dtypes, _vision(model, settings), _extras(model, settings, dtypes, drafter)
+    )
+    stages = tuple(replace(stage, extras=_with_checkpoints(stage.extras, stage.spec, settings, dtypes, len(stages)))
+                   for stage in stages)
+    case = Case(stages, request.engine, dtypes, drafter.drafts, model.spec.max_context)
+    return Plan(request, model, tuple(cards), dtypes, drafter, case)
+
+
+def _hardware(each: Card, settings: PlanConfig) -> Hardware:
+    if settings.desktop_bytes > each.memory_bytes:
+        raise ConfigError(f"desktop_bytes {settings.desktop_bytes} is more than the {each.name}'s {each.memory_bytes}")
+    free = each.memory_bytes - settings.desktop_bytes
+    return Hardware("cuda", each.name, each.memory_bytes, free, capability=each.capability, elsewhere=True)
+
+
+def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
+    names = [name for reason, names in model.weight_map.left_out if reason == "vision tower" for name in names]
+    if settings.vision == "on" and not names:
+        raise ConfigError(f"--vision on: {model.checkpoint.path} has no vision tower")
+    if settings.vision == "off" or not names:
+        return ()
+    stored = sum(model.checkpoint.tensors[name].nbytes for name in names)
+    why = f"{len(names)} tensors of the vision tower, which `serve` leaves out so far (--vision off)"
+    return (BudgetLine("weights vision", stored, why),)
+
+
+def _extras(model: Model, settings: PlanConfig, dtypes: Dtypes, drafter: DrafterMemory) -> Extras:
+    """The drafter's, on the last card."""
+    hidden = drafter.slot_bytes(model.spec.hidden, dtypes)
+    why = f"{drafter.taps} hidden states of each token that the drafter has not seen yet, and of the last one"
+    return Extras(
+        lines=(drafter.line,) if drafter.line else (),
+        slot_bytes=hidden,
+        slot_why=why,
+        groups=(drafter.group,) if drafter.group else (),
+        one_scale=settings.kv_scales == "one",
+    )
+
+
+def _with_checkpoints(extras: Extras, spec: ModelSpec, settings: PlanConfig, dtypes: Dtypes, cards: int) -> Extras:
+    """States that are kept on the card, and two on their way elsewhere, out of the cache's bytes."""
+    if settings.prefix_cache == "off":
+        return extras
+    staged = STAGED_SLOTS * state_bytes_per_sequence(spec, dtypes)
+    lines = [BudgetLine("staging slots", staged, "folded states that are being copied away")] if staged else []
+    if kept := settings.gpu_checkpoint_bytes // cards:
+        lines.append(BudgetLine("gpu checkpoints", kept, "states kept on the card, as asked for"))
+    return replace(extras, cached=tuple(lines))
+
+
+def reserve_why(config: EngineConfig) -> str:
+    """What memory is for that the engine leaves."""
+    if config.memory_bytes is not None:
+        return "what memory_bytes leaves"
+    share = DEFAULT_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction
+    return f"{1 - share:.0%} of the card: the driver's context, and what the allocator rounds up"

@@ -1,0 +1,160 @@
+"""What would fit instead: the settings nearest to those asked for, each tried by making its budget.
+
+Changes are combined one, then two, then three at a time; the fewest that lead anywhere are suggested, and of one more those
+that give more tokens or users. Shorter contexts and fewer users are as long and as many as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from headrace.plan.dtypes import itemsize
+from headrace.plan.fit import longest_context, most_users, outcome
+from headrace.plan.planner import Plan, Request
+from headrace.plan.published import FORMATS
+
+MOST_CHANGES = 3
+MOST_SUGGESTIONS = 8
+Remake = Callable[[Request], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """settings: what to give instead, by flag ("context", "kv-dtype"; "format" is the name's, behind the colon)."""
+
+    settings: Mapping[str, Any]
+    context: int
+    users: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A different request. kind: only one of each is made at a time."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    apply: Callable[[Request], Request]
+
+
+def suggestions(plan: Plan, remake: Remake) -> tuple[Suggestion, ...]:
+    """For a plan that does not fit. remake: the plan of a changed request."""
+    changes = [*_types(plan), *_drafts(plan), *_checkpoints(plan), *_formats(plan)]
+    found: list[Suggestion] = []
+    for count in range(1, MOST_CHANGES + 1):
+        enough = bool(found)
+        for each in (*_with_changes(plan, remake, changes, count), *_with_less(plan, remake, changes, count - 1)):
+            if not any(_does_as_well(other, each) for other in found):
+                found.append(each)
+        if enough:
+            break
+    return tuple(found[:MOST_SUGGESTIONS])
+
+
+def _does_as_well(other: Suggestion, one: Suggestion) -> bool:
+    """Whether `other` changes nothing else and gives no less."""
+    changed = other.settings.keys() - {"context", "users"}
+    same = changed <= one.settings.keys() and all(other.settings[name] == one.settings[name] for name in changed)
+    return same and other.context >= one.context and other.users >= one.users
+
+
+def _asked(plan: Plan) -> tuple[int | None, int | None]:
+    return plan.request.engine.context, plan.request.plan.users
+
+
+def _with_changes(plan: Plan, remake: Remake, changes: list[_Change], count: int) -> Iterator[Suggestion]:
+    """So many changes, with the context and the users as asked for."""
+    for chosen in _choices(changes, count):
+        changed = _changed(plan, remake, chosen)
+        found = outcome(changed.case, *_asked(plan))
+        if found.fits:
+            yield _suggestion(changed, chosen, {}, *_asked(plan))
+
+
+def _with_less(plan: Plan, remake: Remake, changes: list[_Change], count: int) -> Iterator[Suggestion]:
+    """So many changes, and a shorter context or fewer users."""
+    context, users = _asked(plan)
+    for chosen in _choices(changes, count):
+        changed = _changed(plan, remake, chosen)
+        if context and 1 < (longest := longest_context(changed.case, users or 1)) < context:
+            yield _suggestion(changed, chosen, {"context": longest}, longest, users or 1)
+        if (context or users) and (fewer := most_users(changed.case, context or plan.case.config.page_tokens)):
+            if users is None or fewer < users:
+                yield _suggestion(changed, chosen, {"users": fewer}, context, fewer)
+
+
+def _choices(changes: list[_Change], count: int) -> Iterator[tuple[_Change, ...]]:
+    for chosen in combinations(changes, count):
+        if len({change.kind for change in chosen}) == count:
+            yield chosen
+
+
+def _changed(plan: Plan, remake: Remake, chosen: tuple[_Change, ...]) -> Plan:
+    request = plan.request
+    for change in chosen:
+        request = change.apply(request)
+    return remake(request) if chosen else plan
+
+
+def _suggestion(
+    plan: Plan, chosen: tuple[_Change, ...], less: Mapping[str, int], context: int | None, users: int | None
+) -> Suggestion:
+    found = outcome(plan.case, context, users)
+    settings = {name: value for change in chosen for name, value in change.settings.items()} | dict(less)
+    return Suggestion(settings, found.context, found.users, sum(budget.total_bytes for budget in found.budgets))
+
+
+def _types(plan: Plan) -> Iterator[_Change]:
+    if itemsize(plan.dtypes.kv) > 1:
+        for name in ("fp8", "int8"):
+            yield _engine("kv", "kv-dtype", name)
+    if itemsize(plan.dtypes.state) > 2:
+        yield _engine("state", "state-dtype", "fp16")
+
+
+def _drafts(plan: Plan) -> Iterator[_Change]:
+    """Fewer drafts, the checkpoint's own head instead of a drafter, none."""
+    method = plan.drafter.method
+    if method == "off":
+        return
+    if plan.drafter.drafts > 1:
+        yield _planned("drafts", "draft-tokens", 1)
+    if method == "dflash" and plan.model.weight_map.kept:
+        settings = {"speculate": "mtp"}
+        yield _Change("drafts", settings, lambda request: _without_drafter(request, "mtp"))
+    yield _Change("drafts", {"speculate": "off"}, lambda request: _without_drafter(request, "off"))
+
+
+def _without_drafter(request: Request, method: str) -> Request:
+    return replace(request, plan=replace(request.plan, speculate=method, drafter=None, draft_tokens=None))
+
+
+def _checkpoints(plan: Plan) -> Iterator[_Change]:
+    if plan.request.plan.prefix_cache == "on" and plan.request.plan.gpu_checkpoint_bytes:
+        yield _planned("checkpoints", "gpu-checkpoint-bytes", 0)
+
+
+def _formats(plan: Plan) -> Iterator[_Change]:
+    """Published formats of fewer bytes, of a model that is declared in them."""
+    if plan.request.format in (None, "w4a16", "nvfp4") or plan.request.format not in FORMATS:
+        return
+    for name in ("fp8", "nvfp4", "w4a16"):
+        if name != plan.request.format:
+            yield _format(name)
+
+
+def _format(name: str) -> _Change:
+    return _Change("format", {"format": name}, lambda request: replace(request, format=name))
+
+
+def _engine(kind: str, flag: str, value: Any) -> _Change:
+    field = flag.replace("-", "_")
+    return _Change(kind, {flag: value}, lambda request: replace(request, engine=replace(request.engine, **{field: value})))
+
+
+def _planned(kind: str, flag: str, value: Any) -> _Change:
+    field = flag.replace("-", "_")
+    return _Change(kind, {flag: value}, lambda request: replace(request, plan=replace(request.plan, **{field: value})))

@@ -1,0 +1,287 @@
+"""`headrace plan`: the published model's known sizes, what fits, what would instead; that it is quick and needs no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tiny import make_tiny_checkpoint
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.errors import HeadraceError
+from headrace.plan.cards import CARDS
+from headrace.plan.demo import demo_model_path
+
+GIB = 2**30
+QUICK_S = 2.0
+
+
+def plan(arguments: str) -> dict[str, Any]:
+    """The JSON, after checking what holds of every plan."""
+    result = CliRunner().invoke(app, ["plan", *arguments.split(), "--json"])
+    if isinstance(result.exception, HeadraceError):
+        raise result.exception
+    answer: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == (0 if answer["fits"] else 1)
+    assert answer["total_bytes"] == sum(line["bytes"] for line in answer["lines"])
+    assert all(line["why"] and line["bytes"] > 0 for line in answer["lines"])
+    assert not answer["fits"] or not answer["suggestions"]
+    if answer["vram_bytes"] is not None and len(answer["cards"]) == 1:
+        assert answer["fits"] == (answer["total_bytes"] <= answer["vram_bytes"])
+    return answer
+
+
+def weights(answer: dict[str, Any]) -> int:
+    return sum(line["bytes"] for line in answer["lines"] if line["name"].startswith("weights"))
+
+
+def line(answer: dict[str, Any], name: str) -> int:
+    (found,) = (line["bytes"] for line in answer["lines"] if line["name"] == name)
+    assert isinstance(found, int)
+    return found
+
+
+def test_the_published_model_has_its_published_size() -> None:
+    answer = plan("qwen3.8-27b --gpu h200 --speculate mtp")
+    assert answer["parameters"] == 27_781_427_952
+    assert weights(answer) == answer["stored_bytes"] == 55_562_855_904
+    assert line(answer, "weights mtp") // 2 == 424_699_392
+    assert line(answer, "weights vision") // 2 == 460_730_096
+    alone = plan("qwen3.8-27b --gpu h200 --vision off")
+    assert weights(alone) == line(alone, "weights") == 55_562_855_904 - 2 * (424_699_392 + 460_730_096)
+
+
+def test_nvfp4_is_as_large_as_the_checkpoint() -> None:
+    without = weights(plan("qwen3.8-27b:nvfp4 --gpu rtx5090 --speculate off"))
+    assert round(without / GIB, 3) == 18.388
+    assert round(weights(plan("qwen3.8-27b:nvfp4 --gpu rtx5090 --speculate mtp")) / GIB, 3) == 19.179
+
+
+def test_formats_are_smaller_than_bf16() -> None:
+    sizes = [weights(plan(f"qwen3.8-27b:{format} --gpu h200")) for format in ("bf16", "fp8", "nvfp4", "w4a16")]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
+    assert plan("qwen3.8-27b:fp8 --gpu h200")["parameters"] == 27_781_427_952
+
+
+@pytest.mark.parametrize(
+    ("settings", "kv"),
+    [("", 65_536), ("--kv-dtype fp8", 33_024), ("--kv-dtype int8", 33_024), ("--kv-dtype fp8 --kv-scales one", 32_768)],
+)
+def test_a_token_of_the_target_costs_its_keys_and_values(settings: str, kv: int) -> None:
+    assert plan(f"qwen3.8-27b --gpu h200 {settings}")["kv_bytes_per_token"] == kv
+    assert plan(f"qwen3.8-27b --gpu h200 --speculate dflash {settings}")["kv_bytes_per_token"] == kv
+
+
+@pytest.mark.parametrize(("state", "count_bytes"), [("fp32", 153_944_064), ("fp16", 78_446_592)])
+def test_a_sequence_costs_its_state(state: str, count_bytes: int) -> None:
+    answer = plan(f"qwen3.8-27b --gpu h200 --state-dtype {state}")
+    assert answer["state_bytes_per_sequence"] == answer["checkpoint_bytes"] == count_bytes
+
+
+PINNED = (
+    "--cache-bytes 9150000000 --speculate off --prefix-cache off --kv-dtype fp8 --kv-scales one --state-dtype fp16 --users 3"
+)
+
+
+@pytest.mark.parametrize("context", ["", "--context 262144"])
+def test_a_cache_of_given_bytes_holds_the_known_tokens(context: str) -> None:
+    answer = plan(f"qwen3.8-27b:nvfp4 --gpu rtx5090 {PINNED} {context}")
+    assert answer["fits"]
+    assert answer["capacity_tokens"] == 272_048 == 17_003 * 16
+    assert line(answer, "kv pages 0") == 17_003 * 16 * 32_768
+    assert line(answer, "state slots") == 3 * 78_446_592
+    assert answer["max_context"] == 262_144
+
+
+def test_drafters_have_their_lines() -> None:
+    off, mtp, dflash = (plan(f"qwen3.8-27b:w4a16 --gpu h200 --context 8192 --users 4 --speculate {method}")
+                        for method in ("off", "mtp", "dflash"))
+    drafts = [(a["draft_bytes_per_token"], a["draft_bytes_per_sequence"]) for a in (off, mtp, dflash)]
+    assert drafts == [(0, 0), (4096, 0), (0, 41_943_040)]
+    assert line(mtp, "kv pages 1") == 4 * 8192 * 4096
+    assert line(dflash, "weights dflash") == 2 * 1_924_404_480
+    assert line(dflash, "kv pages 1") > 4 * 41_943_040
+    assert dflash["checkpoint_bytes"] == 78_446_592 + 41_943_040
+    # two halves of seven drafts: in every layer keys and deltas in 16 bits, convolution inputs, decays in 32
+    assert line(dflash, "drafts") // 5 == pytest.approx(2 * 7 * 48 * ((2048 + 6144) * 2 + 10_240 * 2 + 48 * 4), rel=1e-5)
+    assert line(dflash, "draft inputs") == 5 * 65 * 5 * 5120 * 2
+    assert all(name not in [one["name"] for one in off["lines"]] for name in ("drafts", "draft inputs", "kv pages 1"))
+
+
+def test_fewer_drafts_take_less() -> None:
+    settings = "qwen3.8-27b:w4a16 --gpu h200 --speculate mtp --users 8"
+    rings = [line(plan(f"{settings} --draft-tokens {drafts}"), "drafts") for drafts in (1, 2, 4)]
+    assert rings[0] < rings[1] < rings[2]
+
+
+def test_logits_are_bounded() -> None:
+    """64 rows of 8 tokens would be 509 MB in fp32; slices of 256 rows are what is there at once."""
+    assert 64 * 8 * 248_320 * 4 == 508_559_360
+    settings = "--gpu h200 --speculate dflash --users 64 --context 1024 --chunk-tokens 64"
+    answer = plan(f"qwen3.8-27b:w4a16 {settings}")
+    activations = (64 + 64 * 8) * (3 * 17_408 + 4 * 5120) * 2
+    assert line(answer, "workspace") - activations == 256 * 248_320 * (2 + 4) + 2**22 * 64
+
+
+def test_checkpoints_are_out_of_the_caches_bytes() -> None:
+    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --cache-bytes 4000000000 --users 2"
+    without = plan(settings)
+    kept = plan(f"{settings} --prefix-cache on --gpu-checkpoint-bytes 500000000")
+    assert line(kept, "staging slots") == 2 * 78_446_592 and line(kept, "gpu checkpoints") == 500_000_000
+    pages = -(-(500_000_000 + 2 * 78_446_592) // (16 * 65_536))
+    assert pages - 1 <= (without["capacity_tokens"] - kept["capacity_tokens"]) // 16 <= pages
+
+
+def test_the_most_that_fits_is_the_most() -> None:
+    settings = "qwen3.8-27b:w4a16 --gpu rtx3090"
+    answer = plan(f"{settings} --context 32768 --users 8")
+    assert not answer["fits"] and answer["why"]
+    assert plan(f"{settings} --users 8 --context {answer['max_context']}")["fits"]
+    assert not plan(f"{settings} --users 8 --context {answer['max_context'] + 16}")["fits"]
+    assert plan(f"{settings} --context 32768 --users {answer['max_users']}")["fits"]
+    assert not plan(f"{settings} --context 32768 --users {answer['max_users'] + 1}")["fits"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "qwen3.8-27b --gpu rtx3090 --context 32768 --users 8",
+        "qwen3.8-27b:w4a16 --gpu rtx3090 --context 32768 --users 8",
+        "qwen3.8-27b:w4a16 --gpu rtx3090 --context 4096 --users 9 --speculate dflash --draft-tokens 7",
+        "qwen3.8-27b:w4a16 --gpu rtx4090 --context 262144",
+        "qwen3.8-27b --gpu rtx3090,rtx3090 --context 8192 --users 2",
+    ],
+)
+def test_every_suggestion_fits(settings: str) -> None:
+    answer = plan(settings)
+    assert not answer["fits"] and answer["suggestions"]
+    for suggestion in answer["suggestions"]:
+        model, *flags = settings.split()
+        asked = dict(zip(flags[::2], flags[1::2], strict=True))
+        for name, value in suggestion["settings"].items():
+            if name == "format":
+                model = f"{model.partition(':')[0]}:{value}"
+            else:
+                asked[f"--{name}"] = str(value)
+        if suggestion["settings"].get("speculate"):
+            asked.pop("--draft-tokens", None)
+        again = plan(" ".join([model, *(word for pair in asked.items() for word in pair)]))
+        assert again["fits"], suggestion
+        assert (again["context"], again["users"]) == (suggestion["context"], suggestion["users"])
+
+
+def test_suggestions_are_of_all_kinds() -> None:
+    """Length, users, the type of keys and values, drafts."""
+    found = set()
+    for settings in ("--context 24576 --users 2 --speculate dflash", "--context 32768 --users 8"):
+        for suggestion in plan(f"qwen3.8-27b:w4a16 --gpu rtx3090 {settings} --vision off")["suggestions"]:
+            found |= suggestion["settings"].keys()
+    assert {"context", "users", "kv-dtype", "speculate"} <= found
+
+
+def test_a_desktop_takes_what_it_is_said_to() -> None:
+    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --users 1"
+    without, beside = plan(settings), plan(f"{settings} --desktop-bytes 1000000000")
+    assert line(beside, "desktop") == 1_000_000_000
+    pages = (without["capacity_tokens"] - beside["capacity_tokens"]) // 16
+    assert pages in (1_000_000_000 // (16 * 65_536), 1_000_000_000 // (16 * 65_536) + 1)
+
+
+def test_memory_may_be_given_without_a_card() -> None:
+    answer = plan("qwen3.8-27b:w4a16 --vram-bytes 24000000000 --context 8192 --users 1")
+    assert answer["fits"] and answer["vram_bytes"] == 24_000_000_000 and answer["predicted"] is None
+    assert not plan("qwen3.8-27b:w4a16 --vram-bytes 16000000000 --context 8192 --users 1")["fits"]
+
+
+def test_several_cards_have_the_model_between_them() -> None:
+    one, two = (plan(f"qwen3.8-27b:w4a16 --gpu {cards} --users 2 --vision off") for cards in ("h200", "rtx3090,rtx3090"))
+    assert weights(two) == weights(one)
+    pages = [one for one in two["lines"] if one["name"].startswith("kv pages 0")]
+    assert two["capacity_tokens"] * 65_536 == sum(each["bytes"] for each in pages)
+    assert two["vram_bytes"] == 2 * CARDS["rtx3090"].memory_bytes
+    states = [one["bytes"] for one in two["lines"] if one["name"].startswith("state slots")]
+    assert len(states) == 2 and sum(states) == 2 * 78_446_592
+    assert any("`serve` uses one card" in note for note in two["notes"])
+
+
+def test_the_smallest_card_rules() -> None:
+    both = plan("qwen3.8-27b:w4a16 --gpu rtx3090,rtx3090 --users 2")["capacity_tokens"]
+    mixed = plan("qwen3.8-27b:w4a16 --gpu rtx3090,h200 --users 2")["capacity_tokens"]
+    larger = plan("qwen3.8-27b:w4a16 --gpu h200,h200 --users 2")["capacity_tokens"]
+    assert both < mixed <= larger
+
+
+def test_more_users_are_faster_together_and_slower_each() -> None:
+    decode = plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 4096 --users 4")["predicted"]["decode"]
+    at_4096 = [row for row in decode if row["context"] == 4096]
+    assert [row["users"] for row in at_4096] == [1, 2, 4, 8]
+    assert all(a["tokens_per_s"] < b["tokens_per_s"] for a, b in zip(at_4096, at_4096[1:], strict=False))
+    assert all(a["tokens_per_s_each"] > b["tokens_per_s_each"] for a, b in zip(at_4096, at_4096[1:], strict=False))
+    assert 30 < at_4096[0]["tokens_per_s"] < 936e9 / 16.5e9, "no card reads the weights faster than its memory does"
+
+
+def test_a_directory_is_planned_as_it_is(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "qwen3_5", mtp=True)
+    answer = plan(f"{folder} --gpu rtx3090 --dtype float32 --kv-dtype bf16 --speculate mtp --users 2 --context 64")
+    assert weights(answer) == answer["stored_bytes"]
+    assert answer["kv_bytes_per_token"] == 2 * 2 * 16 * 2
+    assert answer["state_bytes_per_sequence"] == 3 * (4 * 8 * 8 + 3 * 64) * 4
+
+
+def test_a_file_is_planned() -> None:
+    answer = plan(f"{demo_model_path()} --gpu rtx3090")
+    assert answer["parameters"] == 134_515_008 and answer["max_context"] == 8192
+    assert answer["kv_bytes_per_token"] == plan("smollm2-135m --gpu rtx3090")["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("qwen4 --gpu rtx3090", "qwen4 is no file or directory"),
+        ("qwen3.8-27b:q5 --gpu rtx3090", "no weight format 'q5'"),
+        ("qwen3.8-27b --gpu rtx2080", "no card 'rtx2080' is in the table"),
+        ("qwen3.8-27b --gpu rtx3090 --users 0", "users must be 1 or more"),
+        ("qwen3.8-27b --gpu rtx3090 --context 999999999", "model's own limit of 262144"),
+        ("qwen3.8-27b --gpu rtx3090 --draft-tokens 0 --speculate mtp", "draft_tokens must be 1 or more"),
+        ("qwen3.8-27b --gpu rtx3090 --desktop-bytes 99999999999", "desktop_bytes 99999999999 is more than the rtx3090's"),
+        ("qwen3.8-27b --gpu rtx3090 --kv-scales one", "--kv-scales one is for --kv-dtype fp8 and int8"),
+        ("smollm2-135m --gpu rtx3090 --speculate mtp", "has no multi-token head"),
+        ("smollm2-135m --gpu rtx3090 --speculate dflash", "needs --drafter DIR"),
+        ("smollm2-135m --gpu rtx3090 --vision on", "has no vision tower"),
+        ("smollm2-135m --gpu rtx3090 --drafter x", "--drafter x is for --speculate dflash"),
+        ("smollm2-135m --gpu rtx3090 --speculate dflash --drafter no/such", "no/such/config.json"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(arguments: str, words: str) -> None:
+    with pytest.raises(HeadraceError, match=words.replace("(", r"\(").replace(".", r"\.")):
+        plan(arguments)
+
+
+def test_a_person_is_told_the_same() -> None:
+    shown = CliRunner().invoke(app, "plan qwen3.8-27b --gpu rtx3090 --context 32768 --users 8".split())
+    assert shown.exit_code == 1
+    for words in ("weights vision", "8 sequences of 78,446,592 bytes", "does not fit: ", "would fit: the model in w4a16"):
+        assert words in shown.stdout
+    fitting = CliRunner().invoke(app, "plan qwen3.8-27b:w4a16 --gpu rtx3090".split())
+    assert fitting.exit_code == 0 and "predicted, from bytes and bandwidth, not measured" in fitting.stdout
+
+
+def test_it_is_quick_and_imports_no_torch() -> None:
+    """The longest search: nothing fits, with every kind of change to try."""
+    arguments = "plan qwen3.8-27b --gpu rtx3090 --context 262144 --users 4 --speculate dflash".split()
+    script = (
+        f"import sys, time; sys.argv = ['headrace', *{arguments!r}]\n"
+        "from headrace.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    sys.stderr.write(f'[{\"torch\" in sys.modules}, {\"triton\" in sys.modules}] {time.process_time()}')"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    modules, _, seconds = ended.stderr.rpartition(" ")
+    assert modules == "[False, False]"
+    assert float(seconds) < QUICK_S
