@@ -16,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.faulty_disk import WRITING, FaultyDisk
 
 from headrace.cache.ssd import EntryKey, SsdSettings, SsdStore, TokenChain, chain_root
+from headrace.cache.ssd.directory import CacheDirectory
+from headrace.cache.ssd.disk import Disk
 from headrace.cache.ssd.header import entry_bytes
 from headrace.cache.ssd.key import is_name
 
@@ -258,3 +260,38 @@ def test_a_directory_that_was_cleared_is_made_again_at_once(tmp_path: Path, what
     shutil.rmtree(tmp_path / "cache" / what)
     assert store.put(KEYS[0], content(0, 0)).result(LIMIT_S) and store.get(KEYS[0], [bytearray(5000)])
     store.close()
+
+
+class CleanedDisk(FaultyDisk):
+    """Another server cleans up between a file's creation and its lock; `holds` lets it be in the middle of that."""
+
+    def __init__(self, root: Path, holds: bool) -> None:
+        super().__init__()
+        self.root, self.holds, self.cleaned = root, holds, 0
+
+    def lock(self, fd: int) -> None:
+        if self.cleaned == 2:
+            return super().lock(fd)
+        self.cleaned += 1
+        if not self.holds:
+            assert CacheDirectory(self.root, Disk()).remove_dead_parts() == 1
+            return super().lock(fd)
+        [path] = everything(self.root / "parts")
+        other = os.open(path, os.O_RDWR)
+        Disk().lock(other)
+        try:
+            super().lock(fd)
+        finally:
+            path.unlink()
+            os.close(other)
+
+
+@pytest.mark.parametrize("holds", (False, True))
+def test_a_file_that_is_cleaned_away_before_its_lock_is_made_again(tmp_path: Path, holds: bool) -> None:
+    one_store(tmp_path, FaultyDisk(), [0.0]).close()
+    disk = CleanedDisk(tmp_path, holds)
+    fd, path = CacheDirectory(tmp_path, disk).create_part()
+    assert disk.cleaned == 2 and everything(tmp_path / "parts") == [Path(path)]
+    assert CacheDirectory(tmp_path, Disk()).remove_dead_parts() == 0
+    disk.close(fd)
+    assert CacheDirectory(tmp_path, Disk()).remove_dead_parts() == 1

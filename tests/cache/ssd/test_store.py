@@ -101,6 +101,10 @@ def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "file")
     with pytest.raises(ConfigError, match=r"cannot be kept in .*/file/below: Not a directory"):
         opened(tmp_path / "file" / "below")
+    (tmp_path / "led away" / "elsewhere").mkdir(parents=True)
+    (tmp_path / "led away" / "entries").symlink_to("elsewhere")
+    with pytest.raises(ConfigError, match=r"cannot be kept in .*/led away: Not a directory"):
+        opened(tmp_path / "led away")
     with pytest.raises(ValueError, match="cap_bytes is 0"):
         SsdSettings(tmp_path, 0)
 

@@ -39,7 +39,7 @@ class Catalogue:
         """An entry that is there now; it may have been before."""
         with self._lock:
             self._drop(name)
-            self._add(name, nbytes, used_ns)
+            self._add(shard_of(name), name, nbytes, used_ns)
 
     def drop(self, name: str) -> None:
         """An entry that is not there any more, if it ever was."""
@@ -59,8 +59,8 @@ class Catalogue:
             for name, (nbytes, used_ns) in found.items():
                 if name in self._shards[shard]:
                     self._touch(name, used_ns)
-                elif shard_of(name) == shard:
-                    self._add(name, nbytes, used_ns)
+                else:
+                    self._add(shard, name, nbytes, used_ns)
 
     def oldest(self) -> tuple[str, int] | None:
         """The name of the entry that was not used for longest, and when it was."""
@@ -76,8 +76,8 @@ class Catalogue:
         entry = self._shards[shard_of(name)].get(name)
         return entry[1] if entry else None
 
-    def _add(self, name: str, nbytes: int, used_ns: int) -> None:
-        self._shards[shard_of(name)][name] = (nbytes, used_ns)
+    def _add(self, shard: int, name: str, nbytes: int, used_ns: int) -> None:
+        self._shards[shard][name] = (nbytes, used_ns)
         self._by_base.setdefault(base_of(name), set()).add(name)
         self.total_bytes += nbytes
         self._count += 1

@@ -63,7 +63,10 @@ class CacheDirectory:
             with suppress(FileExistsError):
                 self._disk.make_directory(path)
         for path in (self._entries, self._parts):
-            if stat.S_IMODE(os.stat(path).st_mode) != 0o700:
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISDIR(mode):  # nor a link to one: what is below might be somebody else's
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if stat.S_IMODE(mode) != 0o700:
                 os.chmod(path, 0o700)
 
     def path(self, name: str) -> str:
@@ -131,7 +134,7 @@ class CacheDirectory:
         found = {}
         with suppress(OSError), os.scandir(self._shards[shard]) as files:
             for file in files:
-                if is_name(file.name):
+                if is_name(file.name) and shard_of(file.name) == shard:
                     with suppress(OSError):  # gone meanwhile
                         status = file.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
