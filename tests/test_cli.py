@@ -15,7 +15,7 @@ def headrace(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProc
 def test_help_lists_the_commands() -> None:
     shown = headrace("--help")
     assert shown.returncode == 0
-    for command in ("serve", "info", "doctor", "chat", "bench"):
+    for command in ("serve", "plan", "info", "doctor", "chat", "bench"):
         assert f" {command} " in shown.stdout
 
 
@@ -24,6 +24,7 @@ def test_help_lists_the_commands() -> None:
     [
         (["serve", "--device", "tpu"], "device must be one of auto, cpu, cuda, not 'tpu'"),
         (["serve", "no/such/model"], "model no/such/model does not exist"),
+        (["plan", "no/such/model"], "no/such/model is no file or directory, and no model that is declared"),
         (["info", "no/such/model"], "model no/such/model does not exist"),
         (["info", "no\nsuch"], "model no such does not exist"),
         (["chat", "--url", "ftp://x"], "--url must look like"),
@@ -59,8 +60,8 @@ def test_the_command_line_does_not_import_torch(arguments: list[str]) -> None:
 
 PURE = [
     "headrace", "headrace.types", "headrace.config", "headrace.registry", "headrace.hardware", "headrace.errors",
-    "headrace.plan.checkpoint", "headrace.plan.budget", "headrace.scheduler.scheduler", "headrace.models",
-    "headrace.models.spec", "headrace.engine.client", "headrace.engine.process", "headrace.server.app", "headrace.server.serve",
+    "headrace.plan.checkpoint", "headrace.plan.budget", "headrace.plan.report", "headrace.scheduler.scheduler",
+    "headrace.models", "headrace.models.spec", "headrace.engine.client", "headrace.engine.process", "headrace.server.app", "headrace.server.serve",
 ]  # fmt: skip
 
 

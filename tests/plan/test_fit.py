@@ -1,0 +1,71 @@
+"""Searching for the most that fits, and that more never fits where less does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config import EngineConfig, PlanConfig
+from headrace.plan.cards import CARDS, Card, card, card_of_driver
+from headrace.plan.fit import longest_context, most, most_users, outcome
+from headrace.plan.planner import Plan, Request, make_plan
+from headrace.plan.published import published_model
+
+MODEL = published_model("qwen3.8-27b:w4a16")
+
+
+def plan(*cards: Card, engine: EngineConfig | None = None, **settings: object) -> Plan:
+    request = Request("w4a16", engine or EngineConfig(device="cuda"), PlanConfig(**settings))  # type: ignore[arg-type]
+    return make_plan(request, cards, lambda format: MODEL)
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_the_most_is_found(limit: int, largest: int) -> None:
+    assert most(lambda count: count <= largest, limit) == min(limit, largest)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(st.integers(20, 60), st.integers(1, 40), st.sampled_from(["off", "lookup", "mtp", "dflash"]), st.integers(1, 2))
+def test_the_search_ends_where_fitting_ends(gib: int, users: int, method: str, number: int) -> None:
+    case = plan(*[replace(CARDS["rtx3090"], memory_bytes=gib << 30)] * number, speculate=method).case
+    longest = longest_context(case, users)
+    if longest:
+        assert outcome(case, longest, users).fits
+        # shorter contexts and fewer users too
+        assert outcome(case, max(2, longest // 2), users).fits and outcome(case, longest, max(1, users // 2)).fits
+    if longest < case.max_context:
+        assert not outcome(case, longest + 16, users).fits
+    among = most_users(case, 4096)
+    assert among is not None
+    assert not among or outcome(case, 4096, among).fits
+    assert not outcome(case, 4096, among + 1).fits
+
+
+def test_what_is_planned_is_what_the_engine_would_allocate() -> None:
+    """For a card with nothing beside, the plan's lines are make_budget's."""
+    from headrace.plan.budget import make_budget
+
+    settings = EngineConfig(device="cuda", kv_dtype="fp8")
+    planned = plan(CARDS["rtx4090"], engine=settings, vision="off")
+    (budget,) = outcome(planned.case, None, None).budgets
+    hardware = planned.case.stages[0].hardware
+    assert budget == make_budget(MODEL.spec, MODEL.weight_map, hardware, settings, planned.dtypes)
+
+
+def test_cards_are_called_as_people_and_drivers_call_them() -> None:
+    assert card("RTX 3090") is card("rtx3090") is CARDS["rtx3090"]
+    found = card_of_driver("NVIDIA GeForce RTX 5090", 32_000_000_000, 120)
+    assert (found.memory_bytes, found.bytes_per_s) == (32_000_000_000, CARDS["rtx5090"].bytes_per_s)
+    assert card_of_driver("NVIDIA Something", 8, 99) == Card("NVIDIA Something", 8, 99)
+
+
+@pytest.mark.parametrize("each", CARDS.values(), ids=lambda each: each.name)
+def test_cards_are_plausible(each: Card) -> None:
+    """Not a typing error by a factor: bytes a second pass over the memory 10 to 60 times, 50 to 400 operations a byte."""
+    assert each.bytes_per_s and each.flops_per_s
+    assert 10 < each.bytes_per_s / each.memory_bytes < 70
+    assert 50 < each.flops_per_s / each.bytes_per_s < 450
+    assert each.capability in (80, 86, 89, 90, 100, 120)
