@@ -61,7 +61,8 @@ def test_the_command_line_does_not_import_torch(arguments: list[str]) -> None:
 PURE = [
     "headrace", "headrace.types", "headrace.config", "headrace.registry", "headrace.hardware", "headrace.errors",
     "headrace.plan.checkpoint", "headrace.plan.budget", "headrace.plan.report", "headrace.scheduler.scheduler",
-    "headrace.models", "headrace.models.spec", "headrace.engine.client", "headrace.engine.process", "headrace.server.app", "headrace.server.serve",
+    "headrace.models", "headrace.models.spec", "headrace.engine.client", "headrace.engine.process", "headrace.server.app",
+    "headrace.server.serve",
 ]  # fmt: skip
 
 
