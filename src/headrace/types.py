@@ -157,6 +157,15 @@ class PageUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Page `source` of cache group `group` is copied to page `target` of it."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """A sequence takes a slot. The runner clears the slot (states, counts) and installs its sampling parameters.
 

@@ -1,0 +1,334 @@
+"""The prefix cache of one engine: pages and checkpoint slots, what sequences hold of them, and what is kept for later ones.
+
+Every page is free, owned by one sequence, or the index's, which counts its readers. What has to be done in which order: docs/decisions/0016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.cache.allocator import GONE
+from headrace.cache.layout import CacheLayout
+from headrace.cache.pages import PagePool
+from headrace.cache.prefix.eviction import Eviction, Policy
+from headrace.cache.prefix.lease import Lease, Opened
+from headrace.cache.prefix.match import Match, Walk, find, first_read
+from headrace.cache.prefix.node import Node
+from headrace.cache.prefix.nodes import RUN_PAGES, Nodes
+from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
+from headrace.cache.slots import SlotPool
+from headrace.types import PageCopy, PageUpdate
+
+
+class PrefixCache:
+    """checkpoint_slots: slots for recurrent states, None for a model without any, which may be resumed at every token.
+
+    The order of a plan: open() and extend() as often as needed, then end_plan(); what the plan's rows compute is recorded after
+    that, so that no sequence of the same plan starts from it. The runner does a plan's page copies first, in their order.
+    """
+
+    def __init__(self, layout: CacheLayout, policy: Policy, checkpoint_slots: int | None = None) -> None:
+        self.layout = layout
+        self.pools = tuple(PagePool(count) for count in layout.pages)
+        self.checkpoint_slots = SlotPool(checkpoint_slots or 0)
+        self._by_checkpoint = checkpoint_slots is not None
+        self._nodes = Nodes(layout)
+        self._eviction = Eviction(self._nodes, self.pools, self.checkpoint_slots, policy, checkpoints=self._by_checkpoint)
+        self._size = self._nodes.page_bytes
+
+    # A sequence begins
+
+    def match(self, salt: str, key: bytes, most: int) -> Match:
+        """How much of a prompt, as `encode` gives it, can be reused, `most` tokens or fewer. Changes nothing."""
+        return find(self._nodes, salt, key, most, checkpoints=self._by_checkpoint)
+
+    def has_room(self, match: Match, tokens: int, reserve_tokens: int, headroom_pages: int) -> bool:
+        """Whether a sequence so matched can take pages for that many tokens and leave `headroom_pages` in every group."""
+        shared = match.tokens // self.layout.page_tokens
+        return all(
+            self._obtainable(group) - locks >= want - shared + headroom_pages
+            for group, (want, locks) in enumerate(zip(self._wanted(tokens, reserve_tokens), match.locks, strict=True))
+        )
+
+    def open(self, salt: str, key: bytes, most: int, *, reads: bool = True, writes: bool = True) -> Opened:
+        """Begin a sequence with what is cached of its prompt. Without a page to copy a partial one into, with nothing."""
+        if reads:
+            match = self.match(salt, key, most)
+            if match.tokens:
+                return self._resume(salt, key, match, writes=writes) or self._begin(salt, writes=writes)
+        return self._begin(salt, writes=writes)
+
+    def _begin(self, salt: str, *, writes: bool) -> Opened:
+        groups = range(len(self.pools))
+        root = self._nodes.root(salt)
+        self._nodes.pin(root)
+        return Opened(Lease(salt, root, [[] for _ in groups], [set() for _ in groups], [0 for _ in groups], writes), 0)
+
+    def _resume(self, salt: str, key: bytes, match: Match, *, writes: bool) -> Opened | None:
+        whole, rest = divmod(match.tokens, self.layout.page_tokens)
+        assert match.walk is not None
+        sources = self._sources(match, whole) if rest else []
+        node = self._boundary(match.walk, whole)
+        lease = Lease(salt, node, self._shared_pages(node, whole, match.tokens), [set() for _ in self.pools],
+                      [0 for _ in self.pools], writes)
+        self._nodes.pin(node)
+        self._read_windows(lease, match.tokens, whole)
+        self._eviction.use(node, match.checkpoint)
+        if self.extend(lease, match.tokens) is None:
+            self.close(lease)
+            return None
+        lease.pending += key[whole * self._size : match.tokens * TOKEN_BYTES]
+        copies = [PageCopy(group, source, lease.pages[group][whole]) for group, source in enumerate(sources)]
+        return Opened(lease, match.tokens, tuple(copies), match.checkpoint)
+
+    def _sources(self, match: Match, page: int) -> list[int]:
+        """Of every group, the page to copy for a sequence that begins in the middle of page `page`."""
+        if match.checkpoint is not None:
+            backing = next(self._nodes.backing(match.checkpoint.node, match.checkpoint.rest))
+            return [run[0] for run in backing.pages]
+        assert match.walk is not None
+        node = match.walk.node_of(page)
+        assert node is not None
+        return [run[page - node.first] for run in node.pages]
+
+    def _boundary(self, way: Walk, pages: int) -> Node:
+        """The node that ends after so many pages, cut there if it goes on."""
+        node = way.node_of(pages - 1) if pages else None
+        if node is None:
+            return way.nodes[0]
+        return node if self._nodes.end(node) == pages else self._nodes.split(node, pages - node.first)
+
+    def _shared_pages(self, node: Node, whole: int, tokens: int) -> list[list[int]]:
+        lists: list[list[int]] = []
+        for group, window in enumerate(self._nodes.windows):
+            first = 0 if window is None else min(whole, first_read(self._nodes, window, tokens))
+            runs = [at.pages[group][a - at.first : b - at.first] for at, a, b in self._nodes.runs(node, first, whole)]
+            lists.append([GONE] * first + [page for run in reversed(runs) for page in run])
+        return lists
+
+    def _read_windows(self, lease: Lease, tokens: int, whole: int) -> None:
+        for group, window in enumerate(self._nodes.windows):
+            if window is not None:
+                first = min(whole, first_read(self._nodes, window, tokens))
+                lease.first_kept[group] = first
+                self._nodes.read_window(group, lease.node, first, whole, lease.pages[group], 1)
+
+    # It grows
+
+    def extend(self, lease: Lease, tokens: int, reserve_tokens: int = 0) -> tuple[PageUpdate, ...] | None:
+        """Make room for the sequence's first `tokens` tokens, evicting for it; None, and it has no page more, if that fails.
+
+        Full-context groups get room for `reserve_tokens` at once where that is more.
+        """
+        wanted = self._wanted(tokens, reserve_tokens)
+        more = [max(0, want - len(pages)) for want, pages in zip(wanted, lease.pages, strict=True)]
+        if any(count > self._obtainable(group) for group, count in enumerate(more)):
+            return None
+        updates = []
+        for group, count in enumerate(more):
+            if count:
+                updates.append(self._take(lease, group, count))
+        return tuple(updates)
+
+    def _take(self, lease: Lease, group: int, count: int) -> PageUpdate:
+        pool, pages = self.pools[group], lease.pages[group]
+        if pool.free < count:
+            self._eviction.free_pages(group, count)
+        taken = pool.allocate(count)
+        pages.extend(taken)
+        lease.private[group].update(taken)
+        return PageUpdate(group, len(pages) - count, tuple(taken))
+
+    def _obtainable(self, group: int) -> int:
+        """Pages that are free or can be evicted."""
+        return self.pools[group].free + self._nodes.owned[group] - self._nodes.locked[group]
+
+    def _wanted(self, tokens: int, reserve_tokens: int) -> list[int]:
+        reserve = max(tokens, reserve_tokens)
+        return [-(-(tokens if window is not None else reserve) // self.layout.page_tokens) for window in self._nodes.windows]
+
+    def drop_behind_windows(self, lease: Lease, position: int) -> None:
+        """Let go of pages of window groups that no query at `position` or later can reach."""
+        for group, window in enumerate(self._nodes.windows):
+            if window is None:
+                continue
+            pages, first = lease.pages[group], lease.first_kept[group]
+            last = min(first_read(self._nodes, window, position), len(pages))
+            if lease.tail is not None:
+                last = min(last, lease.tail.first)
+            if last > first:
+                self._nodes.read_window(group, lease.node, first, last, pages, -1)
+                self._release(lease, group, pages[first:last])
+                pages[first:last] = [GONE] * (last - first)
+                lease.first_kept[group] = last
+
+    def _release(self, lease: Lease, group: int, pages: Sequence[int]) -> None:
+        """Free those of the pages that the sequence owns."""
+        private = lease.private[group]
+        owned = [page for page in pages if page in private]
+        private.difference_update(owned)
+        self.pools[group].release(owned)
+
+    # What it computed
+
+    def record(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """The sequence's next tokens are computed, or will be before any later plan runs. Whole pages become the index's."""
+        if not lease.writes:
+            return
+        lease.pending += encode(tokens)
+        if len(lease.pending) >= self._size:
+            self._withdraw_tail(lease)
+            end = len(lease.pending) // self._size * self._size
+            run = bytes(lease.pending[:end])
+            del lease.pending[:end]
+            at = 0
+            while at < len(run):
+                child = lease.node.children.get(run[at : at + self._size])
+                at += self._grow(lease, run, at) if child is None else self._follow(lease, child, run, at)
+
+    def _follow(self, lease: Lease, child: Node, run: bytes, at: int) -> int:
+        """Tokens that the index has already: the sequence keeps its own pages of them. Returns the bytes that agreed."""
+        if not run.startswith(child.tokens, at):
+            pages = common_tokens(child.tokens, run, at // TOKEN_BYTES) // self.layout.page_tokens
+            child = self._nodes.split(child, pages)
+        self._nodes.pin_child(child)
+        lease.node = child
+        self._fill_windows(lease, child)
+        return len(child.tokens)
+
+    def _fill_windows(self, lease: Lease, node: Node, *, read: bool = True) -> None:
+        """Give the index the window pages that it has let go of and that the sequence has computed again."""
+        for group, readers in enumerate(node.readers):
+            if readers is None:
+                continue
+            own, first = lease.pages[group], node.first
+            for offset, page in enumerate(node.pages[group]):
+                if page == GONE and own[first + offset] in lease.private[group]:
+                    self._nodes.fill_window(group, node, offset, own[first + offset])
+                    lease.private[group].remove(own[first + offset])
+                    if read:
+                        self._nodes.read_window(group, node, first + offset, first + offset + 1, own, 1)
+
+    def _grow(self, lease: Lease, run: bytes, at: int) -> int:
+        """Tokens that are new. Returns how many bytes of them one node took."""
+        node, first = lease.node, self._nodes.end(lease.node)
+        room = RUN_PAGES - node.count(self._size) if self._may_append(lease.node) else RUN_PAGES
+        part = run[at : at + room * self._size]
+        last = first + len(part) // self._size
+        pages = [own[first:last] for own in lease.pages]
+        if room < RUN_PAGES:
+            self._nodes.append(node, part, pages)
+        else:
+            lease.node = self._attach(node, first, part, pages)
+            self._nodes.pin_child(lease.node)
+        for group, (taken, private) in enumerate(zip(pages, lease.private, strict=True)):
+            private.difference_update(taken)
+            if self._nodes.windows[group] is not None:
+                self._nodes.read_window(group, lease.node, first, last, lease.pages[group], 1)
+        return len(part)
+
+    def _may_append(self, node: Node) -> bool:
+        """Whether a run can grow at its end: nobody else stands there, and nothing else begins there."""
+        alone = node.refs == 1 and not node.children and not node.checkpoints and node.parent is not None
+        return alone and node.count(self._size) < RUN_PAGES
+
+    def _attach(self, parent: Node, first: int, tokens: bytes, pages: list[list[int]]) -> Node:
+        """A new node, which takes the place of a partial page with the same beginning that nobody writes any more."""
+        node = self._nodes.attach(parent, first, tokens, pages)
+        node.clock = self._eviction.clock
+        page = self._nodes.first_page(node)
+        shorter, complete = parent.children.before(page), all(run[0] != GONE for run in pages)
+        if shorter is not None and complete and not shorter.refs and page.startswith(shorter.tokens):
+            self._eviction.give_back(self._nodes.detach(shorter))
+        return node
+
+    # Its last, partial page
+
+    def _lend_tail(self, lease: Lease) -> None:
+        """The sequence's partial page becomes the index's, while the sequence goes on writing it."""
+        first = self._nodes.end(lease.node)
+        pages = [[own[first]] for own in lease.pages]
+        lease.tail = self._attach(lease.node, first, bytes(lease.pending), pages)
+        self._nodes.pin_child(lease.tail)
+        for group, (run, private) in enumerate(zip(pages, lease.private, strict=True)):
+            private.remove(run[0])
+            if self._nodes.windows[group] is not None:
+                self._nodes.read_window(group, lease.tail, first, first + 1, lease.pages[group], 1)
+
+    def _withdraw_tail(self, lease: Lease) -> None:
+        """The partial page is the sequence's again, to be filed anew with more tokens."""
+        tail, lease.tail = lease.tail, None
+        if tail is None:
+            return
+        for group, window in enumerate(self._nodes.windows):
+            if window is not None:
+                self._nodes.read_window(group, tail, tail.first, tail.first + 1, lease.pages[group], -1)
+        for private, run in zip(lease.private, self._nodes.detach(tail), strict=True):
+            private.update(run)
+
+    def _leave_tail(self, lease: Lease) -> None:
+        """At the end: the partial page stays in the index, unless its tokens are there already."""
+        rest, node = bytes(lease.pending), lease.node
+        first = self._nodes.end(node)
+        if not rest or next(self._nodes.backing(node, rest), None) is not None:
+            return
+        same = node.children.get(rest)
+        pages = [[own[first]] for own in lease.pages]
+        if [GONE] in pages:
+            return
+        if same is not None:
+            self._fill_windows(lease, same, read=False)
+            return
+        tail = self._attach(node, first, rest, pages)
+        for private, run in zip(lease.private, pages, strict=True):
+            private.difference_update(run)
+        self._eviction.offer(tail)
+
+    # Checkpoints
+
+    def checkpoint(self, lease: Lease) -> int | None:
+        """A slot for the state that the sequence has at its recorded tokens; None if there is one already, or no slot."""
+        node, rest = lease.node, bytes(lease.pending)
+        if not self._by_checkpoint or not lease.writes or lease.recorded(self.layout.page_tokens) == 0:
+            return None
+        if rest in node.checkpoints or not self._windows_kept(lease) or not self._eviction.free_slot():
+            return None
+        if rest and next(self._nodes.backing(node, rest), None) is None:
+            self._withdraw_tail(lease)
+            self._lend_tail(lease)
+        slot = self.checkpoint_slots.allocate()
+        self._eviction.keep(node, rest, slot)
+        return slot
+
+    def _windows_kept(self, lease: Lease) -> bool:
+        """Whether the index, or the sequence's partial page, has what a sequence resumed here would read of windows."""
+        tokens, last = lease.recorded(self.layout.page_tokens), self._nodes.end(lease.node)
+        for group, window in enumerate(self._nodes.windows):
+            if window is None:
+                continue
+            if lease.pending and lease.pages[group][last] == GONE:
+                return False
+            runs = self._nodes.runs(lease.node, first_read(self._nodes, window, tokens), last)
+            if any(GONE in node.pages[group][start - node.first : end - node.first] for node, start, end in runs):
+                return False
+        return True
+
+    # It ends
+
+    def close(self, lease: Lease) -> None:
+        """The sequence ends, or gives way: what it recorded stays in the index, the rest is free."""
+        if lease.writes:
+            self._withdraw_tail(lease)
+            self._leave_tail(lease)
+        for group, window in enumerate(self._nodes.windows):
+            if window is not None:
+                last = self._nodes.end(lease.node)
+                self._nodes.read_window(group, lease.node, lease.first_kept[group], last, lease.pages[group], -1)
+            self._release(lease, group, lease.pages[group])
+        self._nodes.unpin(lease.node)
+        self._eviction.offer(lease.node)
+        self._nodes.prune(lease.node)
+
+    def end_plan(self) -> None:
+        """No more is opened for the plan in the making."""
+        self._eviction.end_plan()

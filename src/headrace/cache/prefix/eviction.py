@@ -1,0 +1,272 @@
+"""What leaves the index when pages or checkpoint slots are short: what saves the fewest prefill FLOPs per byte.
+
+Priorities age (greedy dual): an entry's is its value plus the clock at its last use, and the clock is the priority of what was
+evicted last. So what was dear but is not used any more goes in the end, and time alone changes no entry's priority. The heap's
+numbers may be too low, where an entry was used since or what lies before it has gone: that is seen when it comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+from headrace.cache.allocator import GONE
+from headrace.cache.pages import PagePool
+from headrace.cache.prefix.lazy_heap import LazyHeap
+from headrace.cache.prefix.match import first_read
+from headrace.cache.prefix.node import Checkpoint, Node
+from headrace.cache.prefix.nodes import Nodes
+from headrace.cache.prefix.tokens import TOKEN_BYTES
+from headrace.cache.slots import SlotPool
+
+
+class Policy(Protocol):
+    """Values above 0, more for what is more worth keeping. start, end: tokens that would have to be computed again."""
+
+    def pages(self, start: int, end: int) -> float:
+        """Of pages, where a sequence may be resumed at any token."""
+        ...
+
+    def segment(self, start: int, end: int) -> float:
+        """Of a checkpoint at `end` and the pages from the one before, at `start`, up to it."""
+        ...
+
+    def checkpoint(self, start: int, end: int) -> float:
+        """Of a checkpoint at `end` without the pages, where the one before is at `start`."""
+        ...
+
+
+STRANDED = -1.0
+"""The priority of pages that no checkpoint reaches: below any other."""
+
+
+class Eviction:
+    """Frees pages and checkpoint slots. checkpoints: whether sequences resume at checkpoints only.
+
+    Candidates are leaves that nobody reads, and checkpoints that no resume of the plan in the making reads.
+    """
+
+    def __init__(
+        self, nodes: Nodes, pools: Sequence[PagePool], slots: SlotPool, policy: Policy, *, checkpoints: bool
+    ) -> None:
+        self._nodes, self._pools, self._slots, self._policy = nodes, pools, slots, policy
+        self._checkpoints = checkpoints
+        self._leaves: LazyHeap[Node] = LazyHeap(_is_candidate)
+        self._points: LazyHeap[Checkpoint] = LazyHeap(_is_kept)
+        self._leaf_clock = 0.0
+        self._point_clock = 0.0
+        self._held: list[Checkpoint] = []
+
+    # Candidates
+
+    def use(self, node: Node, checkpoint: Checkpoint | None = None) -> None:
+        """A sequence goes on from a node's end, with a checkpoint's state if there is one."""
+        at = node
+        while at.parent is not None:
+            at.clock = self._leaf_clock
+            for users in self._nodes.with_window_pages:
+                if at in users:
+                    users.move_to_end(at)
+            at = at.parent
+        if checkpoint is not None:
+            checkpoint.clock = self._point_clock
+            checkpoint.holds += 1
+            self._held.append(checkpoint)
+
+    def end_plan(self) -> None:
+        """The plan in the making is complete: later ones may overwrite the checkpoints that it reads."""
+        for checkpoint in self._held:
+            checkpoint.holds -= 1
+            if checkpoint.holds == 0 and not _is_kept(0.0, checkpoint):
+                self._slots.release(checkpoint.slot)
+        self._held.clear()
+
+    def offer(self, node: Node) -> None:
+        """A node may have become a candidate, or one of less value. Others are passed over."""
+        if node.children or node.refs or node.parent is None:
+            return
+        priority = self._leaf_priority(node)
+        if node.priority is None or priority < node.priority:
+            node.priority = priority
+            self._leaves.push(priority, node)
+
+    def keep(self, node: Node, rest: bytes, slot: int) -> None:
+        """File a checkpoint at a node, `rest` of its tokens past the node's end."""
+        tokens = node.end_tokens(self._nodes.page_tokens) + len(rest) // TOKEN_BYTES
+        checkpoint = Checkpoint(node, rest, tokens, slot, self._point_clock)
+        node.checkpoints[rest] = checkpoint
+        self._points.push(self._point_priority(checkpoint), checkpoint)
+
+    # Values
+
+    def _leaf_priority(self, node: Node) -> float:
+        value = self._leaf_value(node)
+        return value if value == STRANDED else node.clock + value
+
+    def _leaf_value(self, node: Node) -> float:
+        if not self._checkpoints:
+            return self._policy.pages(node.first * self._nodes.page_tokens, node.end_tokens(self._nodes.page_tokens))
+        checkpoint = node.checkpoints.get(b"")
+        if checkpoint is None and node.count(self._nodes.page_bytes) == 1:
+            checkpoint = max(self._held_up(node), key=lambda held_up: held_up.tokens, default=None)
+        return STRANDED if checkpoint is None else self._policy.segment(self._resume_before(checkpoint), checkpoint.tokens)
+
+    def _held_up(self, node: Node) -> list[Checkpoint]:
+        """The parent's checkpoints whose tokens past its end are in this node's first page alone."""
+        parent = node.parent
+        assert parent is not None
+        if not parent.checkpoints:
+            return []
+        there = [c for rest in self._beginnings(node) if (c := parent.checkpoints.get(rest)) is not None]
+        return [c for c in there if not self._backed(c, without=node)]
+
+    def _beginnings(self, node: Node) -> list[bytes]:
+        """Of the first page, 1, 2, ... tokens."""
+        page = self._nodes.first_page(node)
+        return [page[:end] for end in range(TOKEN_BYTES, min(len(page), self._nodes.page_bytes - TOKEN_BYTES) + 1, TOKEN_BYTES)]
+
+    def _backed(self, checkpoint: Checkpoint, without: Node | None = None) -> bool:
+        """Whether a page, not of the node `without`, has the checkpoint's tokens past its node's end."""
+        backing = islice(self._nodes.backing(checkpoint.node, checkpoint.rest), 2)
+        return not checkpoint.rest or any(node is not without for node in backing)
+
+    def _point_priority(self, checkpoint: Checkpoint) -> float:
+        return checkpoint.clock + self._policy.checkpoint(self._resume_before(checkpoint), checkpoint.tokens)
+
+    def _resume_before(self, checkpoint: Checkpoint) -> int:
+        """Token count of the nearest checkpoint before this one on its way, 0 if there is none."""
+        node: Node | None = checkpoint.node
+        rests = [checkpoint.rest[:end] for end in range(0, len(checkpoint.rest), TOKEN_BYTES)]
+        while node is not None:
+            if node.checkpoints:
+                before = (node.checkpoints[rest].tokens for rest in reversed(rests) if rest in node.checkpoints)
+                if (tokens := next(before, None)) is not None:
+                    return tokens
+            if node.parent is not None and node.parent.checkpoints:
+                rests = [b"", *self._beginnings(node)]
+            node = node.parent
+        return 0
+
+    # Pages
+
+    def free_pages(self, group: int, count: int) -> None:
+        """Evict until the group's pool has `count` free pages, or nothing more can be evicted."""
+        if self._nodes.windows[group] is not None:
+            self._free_window_pages(group, count)
+            return
+        pool = self._pools[group]
+        while pool.free < count and (node := self._worst_leaf()) is not None:
+            self._shrink(node, count - pool.free)
+
+    def _worst_leaf(self) -> Node | None:
+        while (entry := self._leaves.pop()) is not None:
+            priority, node = entry
+            node.priority = None
+            now = self._leaf_priority(node)
+            if now <= priority:
+                self._leaf_clock = max(self._leaf_clock, priority)
+                return node
+            self.offer(node)
+        return None
+
+    def _shrink(self, node: Node, pages: int) -> None:
+        """Free up to so many pages from a leaf's end, and the checkpoints that are stranded by it."""
+        if (checkpoint := node.checkpoints.get(b"")) is not None:
+            self.drop(checkpoint)
+        nodes, parent = self._nodes, node.parent
+        assert parent is not None
+        count, held_up = node.count(nodes.page_bytes), self._held_up(node)
+        taken = min(pages, count - 1 if held_up and count > 1 else count)
+        whole = taken == count
+        nodes.remember(parent if whole else node, nodes.page(node, count - taken))
+        if whole:
+            for checkpoint in held_up:
+                self.drop(checkpoint)
+        self.give_back(nodes.truncate(node, taken))
+        self.offer(parent if whole else node)
+        nodes.prune(parent)
+
+    def give_back(self, pages: Sequence[Sequence[int]]) -> None:
+        """Pages that were the index's are free."""
+        for pool, run in zip(self._pools, pages, strict=True):
+            pool.release([page for page in run if page != GONE])
+
+    # Pages of windows
+
+    def _free_window_pages(self, group: int, count: int) -> None:
+        """Pages of a window group alone, those of the nodes that were not used for longest first."""
+        for node in list(self._nodes.with_window_pages[group]):
+            if self._pools[group].free >= count:
+                return
+            self._pools[group].release(self._nodes.take_window_pages(group, node))
+            if self._checkpoints:
+                self._drop_unreachable(group, node)
+
+    def _drop_unreachable(self, group: int, node: Node) -> None:
+        """Drop the checkpoints that need a page of this node which is gone."""
+        window = self._nodes.windows[group]
+        assert window is not None and node.parent is not None
+        beginnings = self._beginnings(node)
+        before = [c for rest in beginnings if (c := node.parent.checkpoints.get(rest)) is not None and not self._backed(c)]
+        end = node.end_tokens(self._nodes.page_tokens)
+        gone = [node.first + i for i, page in enumerate(node.pages[group]) if page == GONE]
+        behind = [c for c in self._within(node, end + window) if gone and gone[-1] >= first_read(self._nodes, window, c.tokens)]
+        for checkpoint in before + behind:
+            self.drop(checkpoint)
+
+    def _within(self, node: Node, tokens: int) -> Iterator[Checkpoint]:
+        """Checkpoints at a node and behind it, up to so many tokens."""
+        left = [node]
+        while left:
+            at = left.pop()
+            yield from at.checkpoints.values()
+            left.extend(child for child in at.children if child.first * self._nodes.page_tokens < tokens)
+
+    # Checkpoints
+
+    def free_slot(self) -> bool:
+        """Make a checkpoint slot free by dropping the checkpoint of least value; whether there is one."""
+        held = []
+        while not self._slots.free and (entry := self._points.pop()) is not None:
+            priority, checkpoint = entry
+            if checkpoint.holds:
+                held.append(entry)
+                continue
+            now = self._point_priority(checkpoint)
+            if now > priority:
+                self._points.push(now, checkpoint)
+                continue
+            self._point_clock = max(self._point_clock, priority)
+            self.drop(checkpoint)
+        for entry in held:
+            self._points.push(*entry)
+        return bool(self._slots.free)
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a checkpoint. Pages that it alone reached are the next to go."""
+        node = checkpoint.node
+        del node.checkpoints[checkpoint.rest]
+        if not checkpoint.holds:
+            self._slots.release(checkpoint.slot)
+        self.offer(node)
+        if checkpoint.rest and (backing := next(node.children.starting(checkpoint.rest), None)) is not None:
+            self.offer(backing)
+
+    @property
+    def clock(self) -> float:
+        """For what is new in the index."""
+        return self._leaf_clock
+
+
+def _is_candidate(priority: float, node: Node) -> bool:
+    """Whether an entry is the node's latest and the node a leaf that nobody reads; a node that is not has no entry any more."""
+    if node.children or node.refs or node.parent is None:
+        if node.priority == priority:
+            node.priority = None
+        return False
+    return node.priority == priority
+
+
+def _is_kept(_: float, checkpoint: Checkpoint) -> bool:
+    return checkpoint.node.checkpoints.get(checkpoint.rest) is checkpoint

@@ -1,0 +1,39 @@
+"""A heap whose entries are checked when they come up, instead of being moved when what they stand for changes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+_SLACK = 1024
+
+
+class LazyHeap(Generic[T]):
+    """Entries by a priority that may be too low by now. alive: whether an entry of this priority still stands for something.
+
+    Dead entries are dropped when they come up, and all at once when they may be most of the heap.
+    """
+
+    def __init__(self, alive: Callable[[float, T], bool]) -> None:
+        self._alive = alive
+        self._entries: list[tuple[float, int, T]] = []
+        self._count = 0
+        self._limit = _SLACK
+
+    def push(self, priority: float, item: T) -> None:
+        self._count += 1
+        heapq.heappush(self._entries, (priority, self._count, item))
+        if len(self._entries) > self._limit:
+            self._entries = [entry for entry in self._entries if self._alive(entry[0], entry[2])]
+            heapq.heapify(self._entries)
+            self._limit = 2 * len(self._entries) + _SLACK
+
+    def pop(self) -> tuple[float, T] | None:
+        """The entry of least priority, or None when there is no living one."""
+        while self._entries:
+            priority, _, item = heapq.heappop(self._entries)
+            if self._alive(priority, item):
+                return priority, item
+        return None

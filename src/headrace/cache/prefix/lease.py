@@ -1,0 +1,43 @@
+"""What one sequence reads and owns of the cache's pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.cache.prefix.node import Checkpoint, Node
+from headrace.cache.prefix.tokens import TOKEN_BYTES
+from headrace.types import PageCopy
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """pages[g][i]: the page with tokens i * page_tokens ... of group g, or GONE. private[g]: those that the sequence owns; all
+    others are the index's. first_kept[g]: the first page that is not GONE.
+
+    node: where it stands in the tree: all tokens up to there are in the index. pending: its computed tokens past that, as
+    bytes. tail: the node of its last, partial page, where the index has it already since a checkpoint needs it. writes: whether
+    what it computes goes into the index.
+    """
+
+    salt: str
+    node: Node
+    pages: list[list[int]]
+    private: list[set[int]]
+    first_kept: list[int]
+    writes: bool
+    pending: bytearray = field(default_factory=bytearray)
+    tail: Node | None = None
+
+    def recorded(self, page_tokens: int) -> int:
+        """Tokens that were recorded as computed, those that it was resumed with included."""
+        return self.node.end_tokens(page_tokens) + len(self.pending) // TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sequence's beginning: its pages hold `tokens` tokens once `copies` are done, and its state is `checkpoint`'s."""
+
+    lease: Lease
+    tokens: int
+    copies: tuple[PageCopy, ...] = ()
+    checkpoint: Checkpoint | None = None

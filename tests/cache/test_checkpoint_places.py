@@ -1,0 +1,64 @@
+"""Where checkpoints of a prompt go, and where its chunks end for them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.cache.checkpoint_places import CheckpointPlaces, clip
+
+PLACES = CheckpointPlaces(checkpoint_tokens=1152, split_tokens=64)
+
+
+def test_a_cold_prompt_keeps_its_first_last_and_distant_message_ends() -> None:
+    ends = [100, 300, 600, 1400, 1500, 2700, 2800, 2900, 3000]
+    assert PLACES.of_prompt(3050, message_ends=ends) == (100, 1400, 2700, 2800, 2900, 3000, 3050)
+    assert PLACES.of_prompt(3010, message_ends=[100, 200, 300, 3000]) == (100, 200, 300, 3000, 3010)
+
+
+def test_a_resumed_prompt_keeps_every_new_message_end() -> None:
+    ends = [100, 1000, 1010, 1020, 1030, 1040, 1050]
+    assert PLACES.of_prompt(1055, resumed=1005, message_ends=ends) == (1010, 1020, 1030, 1040, 1050, 1055)
+    assert PLACES.of_prompt(1055, resumed=1055, message_ends=ends) == ()
+
+
+def test_a_long_document_has_geometric_points() -> None:
+    assert PLACES.of_prompt(24_000) == (1152, 2304, 4608, 9216, 18432, 24_000)
+    assert PLACES.of_prompt(24_000, message_ends=[2000, 23_990]) == (2000, 4608, 9216, 18432, 23_990, 24_000)
+    assert PLACES.of_prompt(19_000, resumed=4000) == (9216, 19_000), "4608 is near the start, 18432 near the end"
+
+
+def test_split_points_are_worth_some_tokens() -> None:
+    assert PLACES.of_prompt(900, resumed=100, splits=[120, 163, 164, 500]) == (164, 500, 900)
+
+
+@pytest.mark.parametrize(("ends", "splits", "word"), [([5, 11], [], "message end"), ([], [-1], "split point")])
+def test_places_outside_the_prompt_are_an_error(ends: list[int], splits: list[int], word: str) -> None:
+    with pytest.raises(ValueError, match=f"{word} .*10 tokens"):
+        PLACES.of_prompt(10, message_ends=ends, splits=splits)
+    with pytest.raises(ValueError, match="1 or more"):
+        CheckpointPlaces(0, 1)
+
+
+@given(prompt=st.integers(1, 5000), resumed=st.integers(0, 5000), data=st.data())
+def test_places_rise_within_what_is_computed(prompt: int, resumed: int, data: st.DataObject) -> None:
+    within = st.lists(st.integers(0, prompt), max_size=30)
+    ends, splits = data.draw(within), data.draw(within)
+    places = CheckpointPlaces(50, 8).of_prompt(prompt, resumed, ends, splits)
+    assert list(places) == sorted(set(places))
+    assert all(resumed < place <= prompt for place in places)
+    assert (prompt in places) == (resumed < prompt)
+    late = sorted({end for end in ends if end > resumed})
+    assert set(late[-3:]) | set(late[:1]) <= set(places)
+
+
+@given(places=st.lists(st.integers(1, 100), unique=True), chunk=st.integers(1, 30))
+def test_chunks_end_at_every_place(places: list[int], chunk: int) -> None:
+    places.sort()
+    ends, at = [], 0
+    while at < 100:
+        at = clip(at, min(100, at + chunk), places)
+        ends.append(at)
+    assert set(places) <= set(ends) and ends[-1] == 100
+    assert all(0 < b - a <= chunk for a, b in zip([0, *ends], ends, strict=False))
