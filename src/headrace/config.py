@@ -113,6 +113,8 @@ class PlanConfig:
     prefix_cache: str = setting("off", "Whether states are kept where conversations resume.", choices=("on", "off"))
     gpu_checkpoint_bytes: int = setting(0, "Of the cache, bytes for checkpoints of states on the card.", metavar="N")
     ram_cache_bytes: int = setting(0, "Host memory for checkpoints and pages.", metavar="N")
+    ssd_cache: str | None = setting(None, "Directory for checkpoints and pages that outlive the engine.", metavar="DIR")
+    ssd_cache_bytes: int = setting(0, "Most bytes in that directory.", metavar="N")
 
 
 def from_settings(cls: type[Any], settings: dict[str, Any]) -> Any:

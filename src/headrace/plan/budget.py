@@ -216,7 +216,8 @@ def _fixed_lines(
                    f"{len(weights.weights)} tensors, plain ones in {dtypes.compute}"),
         *([BudgetLine("wide weights", wide, "norms and decays, which are kept in float32")] if wide else []),
         BudgetLine("sampler", sampler_bytes(slots, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
-        BudgetLine("workspace", activations + logits, f"{tokens} tokens' activations, {rows} rows of logits"),
+        BudgetLine("workspace", activations, f"{tokens} tokens' activations"),
+        *([BudgetLine("logits workspace", logits, f"{rows} rows of logits at once, more of them in slices")] if logits else []),
     ]
     low_bit = any(weight.dtype in LOW_BIT_TYPES for weight in weights.weights)
     if low_bit:

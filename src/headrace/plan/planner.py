@@ -77,7 +77,7 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value}")
-    for name in ("desktop_bytes", "gpu_checkpoint_bytes", "ram_cache_bytes"):
+    for name in ("desktop_bytes", "gpu_checkpoint_bytes", "ram_cache_bytes", "ssd_cache_bytes"):
         if getattr(settings, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, not {getattr(settings, name)}")
     check_settings(model.spec, request.engine)

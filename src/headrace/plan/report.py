@@ -129,6 +129,8 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
         yield "prefix-cache: states on the card are planned; `serve` has no such flag yet"
     if settings.ram_cache_bytes:
         yield f"ram-cache-bytes: {settings.ram_cache_bytes:,} bytes of host memory, none of the card's"
+    if settings.ssd_cache:
+        yield f"ssd-cache: up to {settings.ssd_cache_bytes:,} bytes in {settings.ssd_cache}, none of the card's"
     if settings.kv_scales == "one":
         yield "kv-scales: one for all is planned; `serve` keeps one for each token and head"
     if format in ("nvfp4", "fp8"):
