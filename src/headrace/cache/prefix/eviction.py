@@ -37,6 +37,8 @@ class Policy(Protocol):
         ...
 
 
+_FEW = 8
+"""So many checkpoints are gone through one by one."""
 STRANDED = -1.0
 """The priority of pages that no checkpoint reaches: below any other."""
 
@@ -114,17 +116,17 @@ class Eviction:
 
     def _held_up(self, node: Node) -> list[Checkpoint]:
         """The parent's checkpoints whose tokens past its end are in this node's first page alone."""
-        parent = node.parent
-        assert parent is not None
-        if not parent.checkpoints:
-            return []
-        there = [c for rest in self._beginnings(node) if (c := parent.checkpoints.get(rest)) is not None]
-        return [c for c in there if not self._backed(c, without=node)]
+        assert node.parent is not None
+        there = self._in_page(node.parent, self._nodes.first_page(node))
+        return [c for c in there if c.rest and not self._backed(c, without=node)]
 
-    def _beginnings(self, node: Node) -> list[bytes]:
-        """Of the first page, 1, 2, ... tokens."""
-        page = self._nodes.first_page(node)
-        return [page[:end] for end in range(TOKEN_BYTES, min(len(page), self._nodes.page_bytes - TOKEN_BYTES) + 1, TOKEN_BYTES)]
+    @staticmethod
+    def _in_page(node: Node, page: bytes) -> list[Checkpoint]:
+        """Checkpoints at a node's end or past it in a page of these tokens."""
+        kept = node.checkpoints
+        if len(kept) <= _FEW:
+            return [checkpoint for rest, checkpoint in kept.items() if page.startswith(rest)]
+        return [kept[rest] for end in range(0, len(page) + 1, TOKEN_BYTES) if (rest := page[:end]) in kept]
 
     def _backed(self, checkpoint: Checkpoint, without: Node | None = None) -> bool:
         """Whether a page, not of the node `without`, has the checkpoint's tokens past its node's end."""
@@ -137,15 +139,13 @@ class Eviction:
     def _resume_before(self, checkpoint: Checkpoint) -> int:
         """Token count of the nearest checkpoint before this one on its way, 0 if there is none."""
         node: Node | None = checkpoint.node
-        rests = [checkpoint.rest[:end] for end in range(0, len(checkpoint.rest), TOKEN_BYTES)]
+        page = checkpoint.rest
         while node is not None:
             if node.checkpoints:
-                before = (node.checkpoints[rest].tokens for rest in reversed(rests) if rest in node.checkpoints)
-                if (tokens := next(before, None)) is not None:
-                    return tokens
-            if node.parent is not None and node.parent.checkpoints:
-                rests = [b"", *self._beginnings(node)]
-            node = node.parent
+                before = [c.tokens for c in self._in_page(node, page) if c is not checkpoint]
+                if before:
+                    return max(before)
+            page, node = self._nodes.first_page(node), node.parent
         return 0
 
     # Pages
@@ -173,7 +173,7 @@ class Eviction:
     def _shrink(self, node: Node, pages: int) -> None:
         """Free up to so many pages from a leaf's end, and the checkpoints that are stranded by it."""
         if (checkpoint := node.checkpoints.get(b"")) is not None:
-            self.drop(checkpoint)
+            self._forget(checkpoint)
         nodes, parent = self._nodes, node.parent
         assert parent is not None
         count, held_up = node.count(nodes.page_bytes), self._held_up(node)
@@ -182,7 +182,7 @@ class Eviction:
         nodes.remember(parent if whole else node, nodes.page(node, count - taken))
         if whole:
             for checkpoint in held_up:
-                self.drop(checkpoint)
+                self._forget(checkpoint)
         self.give_back(nodes.truncate(node, taken))
         self.offer(parent if whole else node)
         nodes.prune(parent)
@@ -207,8 +207,7 @@ class Eviction:
         """Drop the checkpoints that need a page of this node which is gone."""
         window = self._nodes.windows[group]
         assert window is not None and node.parent is not None
-        beginnings = self._beginnings(node)
-        before = [c for rest in beginnings if (c := node.parent.checkpoints.get(rest)) is not None and not self._backed(c)]
+        before = [c for c in self._in_page(node.parent, self._nodes.first_page(node)) if not self._backed(c)]
         end = node.end_tokens(self._nodes.page_tokens)
         gone = [node.first + i for i, page in enumerate(node.pages[group]) if page == GONE]
         behind = [c for c in self._within(node, end + window) if gone and gone[-1] >= first_read(self._nodes, window, c.tokens)]
@@ -245,13 +244,15 @@ class Eviction:
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint. Pages that it alone reached are the next to go."""
-        node = checkpoint.node
-        del node.checkpoints[checkpoint.rest]
+        self._forget(checkpoint)
+        self.offer(checkpoint.node)
+        if checkpoint.rest and (backing := next(checkpoint.node.children.starting(checkpoint.rest), None)) is not None:
+            self.offer(backing)
+
+    def _forget(self, checkpoint: Checkpoint) -> None:
+        del checkpoint.node.checkpoints[checkpoint.rest]
         if not checkpoint.holds:
             self._slots.release(checkpoint.slot)
-        self.offer(node)
-        if checkpoint.rest and (backing := next(node.children.starting(checkpoint.rest), None)) is not None:
-            self.offer(backing)
 
     @property
     def clock(self) -> float:
