@@ -1,7 +1,7 @@
 """The prefix cache of one engine: pages and checkpoint slots, what sequences hold of them, and what is kept for later ones.
 
 Every page is free, owned by one sequence, or the index's, which counts its readers. What is to be done in which order, and why:
-docs/decisions/0016-prefix-index.md.
+docs/decisions/0017-prefix-index.md.
 """
 
 from __future__ import annotations
