@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.faulty_disk import FaultyDisk
 
 from headrace.cache.ssd import EntryKey, SsdSettings, SsdStore, TokenChain, chain_root
 from headrace.cache.ssd.disk import Disk
@@ -134,6 +136,18 @@ def test_use_is_remembered_across_restarts(tmp_path: Path) -> None:
     put(late, 5)
     assert [held(late, number) for number in range(6)] == [True, True, False, False, True, True]
     late.close()
+
+
+def test_use_is_known_while_it_runs_where_files_cannot_be_touched(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = opened(tmp_path, entries=4, disk=disk)
+    for number in range(4):
+        put(store, number)
+    disk.fail("touch", errno.EPERM)
+    assert held(store, 0) and disk.steps["touch"] == 1
+    put(store, 4)
+    assert held(store, 0) and not held(store, 1)
+    store.close()
 
 
 def test_a_smaller_cap_is_reached_with_the_next_entry(tmp_path: Path) -> None:
@@ -296,6 +310,15 @@ def test_a_slow_disk_drops_entries_and_holds_nobody_up(tmp_path: Path) -> None:
     disk.may_write.set()
     assert store.flush(LIMIT_S) and [done.result(0) for done in waiting] == [True, True, True, False, False]
     assert store.stats().queued_bytes == 0 and [held(store, number) for number in range(4)] == [True, True, True, False]
+    store.close()
+
+
+def test_an_entry_larger_than_the_queue_is_taken_alone(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    store = opened(tmp_path, disk=disk, queue_bytes=1)
+    first, second = (store.put(key(number), [data(number)]) for number in (1, 2))
+    disk.may_write.set()
+    assert first.result(LIMIT_S) and not second.result(0)
     store.close()
 
 
