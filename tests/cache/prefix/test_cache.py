@@ -9,7 +9,7 @@ from headrace.cache.layout import CacheGroup, CacheLayout
 from headrace.cache.policy.flops_per_byte import FlopsPerByte, flops_per_byte
 from headrace.cache.prefix.cache import PrefixCache
 from headrace.cache.prefix.lease import Lease, Opened
-from headrace.cache.prefix.match import Miss
+from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.tokens import encode
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
 from headrace.types import PageCopy
@@ -23,9 +23,11 @@ def make(pages: int = 30, slots: int | None = None, window: int | None = None, w
     return PrefixCache(CacheLayout(groups, PAGE, (pages, window_pages)[: len(groups)], 8), POLICY, slots)
 
 
-def begin(cache: PrefixCache, prompt: list[int], *ends: int, salt: str = "", **kinds: bool) -> Opened:
+def begin(
+    cache: PrefixCache, prompt: list[int], *ends: int, salt: str = "", unread: Miss | None = None, writes: bool = True
+) -> Opened:
     """Compute a prompt, with checkpoints at `ends`."""
-    opened = cache.open(salt, encode(prompt), len(prompt) - 1, **kinds)
+    opened = cache.open(salt, encode(prompt), len(prompt) - 1, unread=unread, writes=writes)
     assert cache.extend(opened.lease, len(prompt)) is not None
     cache.end_plan()
     advance(cache, opened.lease, prompt[opened.tokens :], *ends)
@@ -72,7 +74,7 @@ def test_the_longer_of_two_equal_beginnings_stays() -> None:
     cache.close(begin(cache, list(range(10))).lease)
     cache.close(begin(cache, list(range(11))).lease)
     assert cache.pools[0].free == 30 - 3, "two pages and one partial one, which took the place of the shorter"
-    cache.close(begin(cache, list(range(9)), reads=False).lease)
+    cache.close(begin(cache, list(range(9)), unread=Miss.PROMPT_LOGPROBS).lease)
     assert cache.pools[0].free == 30 - 3
 
 
@@ -116,7 +118,9 @@ def test_salts_and_opting_out() -> None:
     assert find(cache, list(range(10)), salt="a") == (9, 10, None)
     assert find(cache, list(range(10)), salt="b") == (0, 0, Miss.SALT)
     assert find(cache, [9, 9], salt="b") == (0, 0, Miss.COLD)
-    assert begin(cache, list(range(10)), salt="a", reads=False).tokens == 0
+    opened = begin(cache, list(range(10)), salt="a", unread=Miss.PROMPT_LOGPROBS)
+    assert opened.tokens == 0 and opened.miss is Miss.PROMPT_LOGPROBS
+    assert begin(cache, list(range(10)), salt="a").miss is None
     cache.close(begin(cache, list(range(50, 60)), writes=False).lease)
     assert find(cache, list(range(50, 60))) == (0, 0, Miss.COLD)
 
@@ -128,7 +132,7 @@ def test_an_evicted_prefix_is_told_from_a_new_one() -> None:
     tokens, _, miss = find(cache, list(range(16)))
     assert tokens == 8 and miss is Miss.EVICTED
     assert find(cache, [0, 1, 2, 3, 9, 9, 9, 9, 9]) == (4, 4, Miss.DIVERGED)
-    begin(cache, list(range(100, 124)), reads=False)
+    begin(cache, list(range(100, 124)), unread=Miss.PROMPT_LOGPROBS)
     assert find(cache, list(range(16))) == (0, 0, Miss.EVICTED)
 
 
@@ -184,6 +188,14 @@ def test_a_window_is_resumed_where_its_pages_are() -> None:
     begin(cache, list(range(50, 66)))
     assert find(cache, [*range(10), 99, 98]) == (0, 10, Miss.WINDOW)
     assert find(cache, list(range(21))) == (20, 20, None)
+
+
+def test_without_a_page_for_the_copy_nothing_is_reused() -> None:
+    cache = make(pages=3)
+    first = begin(cache, list(range(9))).lease
+    cache.record(first, [9, 10, 11])
+    opened = cache.open("", encode([*range(10), 50, 51]), 11)
+    assert opened.tokens == 0 and opened.miss is Miss.NO_ROOM and opened.copies == ()
 
 
 def test_no_room_changes_nothing() -> None:

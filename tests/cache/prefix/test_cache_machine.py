@@ -14,6 +14,7 @@ from headrace.cache.layout import CacheGroup, CacheLayout
 from headrace.cache.policy.flops_per_byte import FlopsPerByte
 from headrace.cache.prefix.cache import PrefixCache
 from headrace.cache.prefix.lease import Lease
+from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.node import Node
 from headrace.cache.prefix.tokens import TOKEN_BYTES, encode
 
@@ -78,9 +79,11 @@ class CacheMachine(RuleBasedStateMachine):
         match = self.cache.match(salt, key, most)
         self._check_match(salt, prompt, most, match)
         fits = self.cache.has_room(match, len(prompt), len(prompt), 0)
-        opened = self.cache.open(salt, key, most, reads=reads, writes=writes)
+        opened = self.cache.open(salt, key, most, unread=None if reads else Miss.OPTED_OUT, writes=writes)
         if opened.tokens:
-            assert reads and opened.tokens == match.tokens
+            assert reads and opened.tokens == match.tokens and opened.miss == match.miss
+        elif not reads or match.tokens:
+            assert opened.miss is (Miss.NO_ROOM if reads else Miss.OPTED_OUT)
         running = Running(opened.lease, prompt[: opened.tokens], salt)
         for copy in opened.copies:
             self.device[copy.group][copy.target] = list(self.device[copy.group][copy.source])

@@ -14,6 +14,7 @@ from headrace.cache.pages import PagePool
 from headrace.cache.prefix.eviction import Eviction, Policy
 from headrace.cache.prefix.lease import Lease, Opened
 from headrace.cache.prefix.match import Match, Walk, find, first_read
+from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.node import Node
 from headrace.cache.prefix.nodes import RUN_PAGES, Nodes
 from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
@@ -51,19 +52,23 @@ class PrefixCache:
             for group, (want, locks) in enumerate(zip(self._wanted(tokens, reserve_tokens), match.locks, strict=True))
         )
 
-    def open(self, salt: str, key: bytes, most: int, *, reads: bool = True, writes: bool = True) -> Opened:
-        """Begin a sequence with what is cached of its prompt. Without a page to copy a partial one into, with nothing."""
-        if reads:
-            match = self.match(salt, key, most)
-            if match.tokens:
-                return self._resume(salt, key, match, writes=writes) or self._begin(salt, writes=writes)
-        return self._begin(salt, writes=writes)
+    def open(self, salt: str, key: bytes, most: int, *, unread: Miss | None = None, writes: bool = True) -> Opened:
+        """Begin a sequence with what is cached of its prompt; with nothing where no page is free to copy a partial one into.
 
-    def _begin(self, salt: str, *, writes: bool) -> Opened:
+        unread: why the request must not be served from the cache, if so. writes: whether what it computes is cached.
+        """
+        if unread is not None:
+            return self._begin(salt, unread, writes=writes)
+        match = self.match(salt, key, most)
+        if match.tokens == 0:
+            return self._begin(salt, match.miss, writes=writes)
+        return self._resume(salt, key, match, writes=writes) or self._begin(salt, Miss.NO_ROOM, writes=writes)
+
+    def _begin(self, salt: str, miss: Miss | None, *, writes: bool) -> Opened:
         groups = range(len(self.pools))
         root = self._nodes.root(salt)
         self._nodes.pin(root)
-        return Opened(Lease(salt, root, [[] for _ in groups], [set() for _ in groups], [0 for _ in groups], writes), 0)
+        return Opened(Lease(salt, root, [[] for _ in groups], [set() for _ in groups], [0 for _ in groups], writes), 0, miss)
 
     def _resume(self, salt: str, key: bytes, match: Match, *, writes: bool) -> Opened | None:
         whole, rest = divmod(match.tokens, self.layout.page_tokens)
@@ -80,7 +85,7 @@ class PrefixCache:
             return None
         lease.pending += key[whole * self._size : match.tokens * TOKEN_BYTES]
         copies = [PageCopy(group, source, lease.pages[group][whole]) for group, source in enumerate(sources)]
-        return Opened(lease, match.tokens, tuple(copies), match.checkpoint)
+        return Opened(lease, match.tokens, match.miss, tuple(copies), match.checkpoint)
 
     def _sources(self, match: Match, page: int) -> list[int]:
         """Of every group, the page to copy for a sequence that begins in the middle of page `page`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.node import Checkpoint, Node
 from headrace.cache.prefix.tokens import TOKEN_BYTES
 from headrace.types import PageCopy
@@ -35,9 +36,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A sequence's beginning: its pages hold `tokens` tokens once `copies` are done, and its state is `checkpoint`'s."""
+    """A sequence's beginning: its pages hold `tokens` tokens once `copies` are done, and its state is `checkpoint`'s.
+
+    miss: why these are not all that could be wanted, None if they are.
+    """
 
     lease: Lease
     tokens: int
+    miss: Miss | None
     copies: tuple[PageCopy, ...] = ()
     checkpoint: Checkpoint | None = None

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
 
 from headrace.cache.allocator import GONE
+from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.node import Checkpoint, Node
 from headrace.cache.prefix.nodes import Nodes
 from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens
 
 _OTHER_SALTS = 64
 """So many other salts are asked for a prompt's first page, to give the reason of a miss."""
-
-
-class Miss(Enum):
-    """Why no more of a prompt came from the cache."""
-
-    COLD = "nothing that begins so was ever cached"
-    DIVERGED = "what is cached goes on differently"
-    EVICTED = "what is cached was longer and has been evicted"
-    NO_CHECKPOINT = "keys and values are cached further than any state"
-    WINDOW = "pages of a window are gone"
-    OPTED_OUT = "the request opted out"
-    SALT = "it is cached under another salt"
-    PROMPT_LOGPROBS = "log-probabilities of the prompt need all of it computed"
-    NO_ROOM = "no page was free to resume into"
 
 
 @dataclass(slots=True)

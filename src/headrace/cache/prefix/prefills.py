@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.cache.prefix.lease import Lease
-from headrace.cache.prefix.tokens import common_tokens
+from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,9 @@ class Prefills:
         checkpoints only whole pages count: a partial one stays with its writer until that ends.
         """
         best: tuple[int, _Prefill] | None = None
+        least = key[: self._split_tokens * TOKEN_BYTES]
         for prefill in self._running.values():
-            if prefill.lease.salt == salt:
+            if prefill.lease.salt == salt and prefill.key.startswith(least):
                 tokens = self._reach(prefill, min(most, common_tokens(prefill.key, key)))
                 if tokens >= (best[0] + 1 if best else cached + self._split_tokens):
                     best = tokens, prefill
