@@ -285,3 +285,12 @@ def test_it_is_quick_and_imports_no_torch() -> None:
     modules, _, seconds = ended.stderr.rpartition(" ")
     assert modules == "[False, False]"
     assert float(seconds) < QUICK_S
+
+
+def test_suggestions_say_whether_users_share() -> None:
+    """Without a number of users they share what is there, as with `serve`; with one, each has the whole context."""
+    shared = plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 65536")["suggestions"][0]
+    assert not shared["at_once"] and shared["users"] > 1
+    assert 65536 == shared["context"] <= shared["capacity_tokens"] < shared["users"] * shared["context"]
+    for each in plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 65536 --users 2")["suggestions"]:
+        assert each["at_once"] and each["capacity_tokens"] >= each["users"] * each["context"]

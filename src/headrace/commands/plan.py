@@ -87,8 +87,7 @@ def _print(console: Console, facts: dict[str, object], report: Report) -> None:
         _print_predicted(console, report.predicted)
     console.print("fits" if report.fits else f"does not fit: {report.why}")
     for suggestion in report.suggestions:
-        console.print(f"  would fit: {_flags(suggestion)} ({suggestion.users} x {suggestion.context} tokens, "
-                      f"{size(suggestion.total_bytes)})")
+        console.print(f"  would fit: {_flags(suggestion)} ({_room(suggestion)}, {size(suggestion.total_bytes)})")
 
 
 def _line(name: str, count_bytes: int, why: str) -> str:
@@ -102,6 +101,12 @@ def _print_predicted(console: Console, predicted: Predicted) -> None:
                       f"{row.tokens_per_s_each:,.1f} each")
     for each in predicted.prefill:
         console.print(f"  prefill, {each.tokens} tokens: {each.tokens_per_s:,.0f} tokens/s, {each.seconds:.2f} s")
+
+
+def _room(suggestion: Suggestion) -> str:
+    if suggestion.at_once:
+        return f"{suggestion.users} x {suggestion.context} tokens at once"
+    return f"{suggestion.users} users share {suggestion.capacity_tokens} tokens, at most {suggestion.context} each"
 
 
 def _flags(suggestion: Suggestion) -> str:

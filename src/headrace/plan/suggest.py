@@ -23,11 +23,16 @@ Remake = Callable[[Request], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """settings: what to give instead, by flag ("context", "kv-dtype"; "format" is the name's, behind the colon)."""
+    """settings: what to give instead, by flag ("context", "kv-dtype"; "format" is the name's, behind the colon).
+
+    at_once: every user has `context` tokens; otherwise users share capacity_tokens, and none has more than `context`.
+    """
 
     settings: Mapping[str, Any]
     context: int
     users: int
+    at_once: bool
+    capacity_tokens: int
     total_bytes: int
 
 
@@ -104,7 +109,8 @@ def _suggestion(
 ) -> Suggestion:
     found = outcome(plan.case, context, users)
     settings = {name: value for change in chosen for name, value in change.settings.items()} | dict(less)
-    return Suggestion(settings, found.context, found.users, sum(budget.total_bytes for budget in found.budgets))
+    total_bytes = sum(budget.total_bytes for budget in found.budgets)
+    return Suggestion(settings, found.context, found.users, found.at_once, found.capacity_tokens, total_bytes)
 
 
 def _types(plan: Plan) -> Iterator[_Change]:
