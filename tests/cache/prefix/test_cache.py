@@ -147,6 +147,24 @@ def test_pages_that_no_checkpoint_reaches_go_first() -> None:
     assert find(cache, list(range(20)))[0] == 0 and find(cache, list(range(100, 113)))[0] == 12, "the cheaper one went"
 
 
+def test_a_page_that_a_checkpoint_needs_is_not_stranded() -> None:
+    cache = make(pages=12, slots=4)
+    cache.close(begin(cache, list(range(20)), 6).lease)  # three pages behind the one that the checkpoint ends in
+    cache.close(begin(cache, list(range(100, 104)), 4).lease)  # cheaper
+    begin(cache, list(range(200, 240)))
+    assert find(cache, list(range(20)))[:2] == (6, 8)
+    assert find(cache, list(range(100, 105)))[0] == 0
+
+
+def test_a_page_is_stranded_when_its_checkpoint_is_dropped() -> None:
+    cache = make(pages=8, slots=1)
+    cache.close(begin(cache, list(range(18)), 18).lease)
+    cache.close(begin(cache, list(range(100, 108)), 8).lease)  # takes the only slot
+    begin(cache, list(range(200, 208)))
+    assert find(cache, list(range(18))) == (0, 16, Miss.NO_CHECKPOINT)
+    assert find(cache, list(range(100, 109)))[0] == 8
+
+
 def test_checkpoints_go_with_their_pages_and_the_cheapest_first() -> None:
     cache = make(pages=40, slots=2)
     cache.close(begin(cache, list(range(40)), 40).lease)
@@ -169,12 +187,25 @@ def test_what_is_not_used_any_more_goes_in_the_end() -> None:
     pytest.fail("an entry that nobody uses stayed for ever")
 
 
+@pytest.mark.parametrize("slots", [None, 3, 99])
+def test_what_is_used_stays(slots: int | None) -> None:
+    cache = make(pages=99 if slots == 3 else 12, slots=slots)
+    ends = () if slots is None else (8,)
+    cache.close(begin(cache, list(range(8)), *ends).lease)
+    for number in range(1, 30):
+        again = begin(cache, list(range(9)))
+        assert again.tokens == 8, number
+        cache.close(again.lease)
+        cache.close(begin(cache, list(range(100 * number, 100 * number + 8)), *ends).lease)
+
+
 def test_a_state_that_is_still_to_be_read_is_not_overwritten() -> None:
     cache = make(slots=1)
     cache.close(begin(cache, list(range(8)), 8).lease)
     running = begin(cache, list(range(50, 55))).lease
     opened = cache.open("", encode(list(range(9))), 8)
     assert opened.checkpoint is not None and cache.checkpoint(running) is None
+    assert find(cache, list(range(9)))[0] == 8
     cache.end_plan()
     assert cache.checkpoint(running) == opened.checkpoint.slot
 

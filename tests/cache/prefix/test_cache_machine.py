@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,7 @@ from headrace.cache.prefix.tokens import TOKEN_BYTES, encode
 CONTEXT = 40
 WINDOW = 7
 LONG_WINDOW = 12
+SLOW: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @dataclass(eq=False)
@@ -30,7 +32,6 @@ class Running:
     lease: Lease
     tokens: list[int]
     salt: str
-    reads: list[int] = field(default_factory=list)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -40,13 +41,14 @@ class CacheMachine(RuleBasedStateMachine):
     the prefix of a checkpoint. A sequence that starts from the cache must find exactly its own prefixes in its pages.
     """
 
-    @initialize(
-        page=st.integers(1, 5), spare=st.integers(0, 14), windows=st.sampled_from(((), (WINDOW,), (1,), (WINDOW, LONG_WINDOW))),
-        slots=st.sampled_from((None, None, 0, 1, 2, 3, 5, 9)), letters=st.integers(1, 3), window_spare=st.integers(0, 20),
-    )
-    def start(
-        self, page: int, spare: int, windows: tuple[int, ...], slots: int | None, letters: int, window_spare: int
-    ) -> None:
+    windows_of: tuple[tuple[int, ...], ...] = ((),)
+    slots_of: tuple[int | None, ...] = (None,)
+
+    @initialize(data=st.data(), page=st.integers(1, 5), spare=st.integers(0, 14), letters=st.integers(1, 3))
+    def start(self, data: st.DataObject, page: int, spare: int, letters: int) -> None:
+        windows = data.draw(st.sampled_from(self.windows_of))
+        slots = data.draw(st.sampled_from(self.slots_of))
+        window_spare = data.draw(st.integers(0, 8))
         groups = (CacheGroup(0, None, (0,), 1), *(CacheGroup(i + 1, w, (i + 1,), 1) for i, w in enumerate(windows)))
         pages = [-(-CONTEXT // page) + spare, *(-(-(w + 13) // page) + window_spare for w in windows)]
         layout = CacheLayout(groups, page, tuple(pages), 9)
@@ -92,8 +94,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.held.add(opened.checkpoint.slot)
         self._check_pages(running, opened.tokens)
         room = self.cache.extend(opened.lease, len(prompt))
-        if reads:
-            assert (room is not None) >= (fits and (match.tokens == 0 or opened.tokens > 0)), "there was room"
+        if opened.tokens == match.tokens:
+            assert (room is not None) == fits
         if room is None:
             self.cache.close(opened.lease)
         else:
@@ -259,11 +261,27 @@ class CacheMachine(RuleBasedStateMachine):
                     assert self.states[checkpoint.slot] == (salt, tuple(tokens))
                     match = self.cache.match(salt, encode(tokens), len(tokens))
                     assert match.checkpoint is checkpoint
+                    self._check_windows(node, rest, checkpoint.tokens)
                     kept.append(checkpoint.slot)
         slots = self.cache.checkpoint_slots
         assert len(set(kept)) == len(kept)
         assert sorted({*kept, *slots._free, *self.held}) == list(range(slots.total))
         assert not set(slots._free) & {*kept, *self.held}
+
+    def _check_windows(self, node: Node, rest: bytes, tokens: int) -> None:
+        """What a sequence resumed at a checkpoint reads of windows is there."""
+        chain = dict(self._pages_of(node))
+        backing = [child for child in node.children if child.tokens.startswith(rest)] if rest else []
+        for group, window in enumerate(self.windows):
+            for page in range(0 if window is None else max(0, tokens - window + 1) // self.page, tokens // self.page):
+                assert chain[page][group] != GONE
+        assert not rest or any(all(run[0] != GONE for run in child.pages) for child in backing)
+
+    def _pages_of(self, node: Node | None):  # type: ignore[no-untyped-def]
+        while node is not None:
+            for offset in range(len(node.pages[0])):
+                yield node.first + offset, [run[offset] for run in node.pages]
+            node = node.parent
 
     @invariant()
     def the_tree_is_one(self) -> None:
@@ -304,15 +322,32 @@ def _common(a: list[int], b: tuple[int, ...] | list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-CacheMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
-TestCache = CacheMachine.TestCase
+WINDOWS = ((WINDOW,), (1,), (WINDOW, LONG_WINDOW))
+SLOTS = (0, 1, 2, 3, 5, 9)
+
+
+class HybridMachine(CacheMachine):
+    slots_of = SLOTS
+
+
+class WindowedMachine(CacheMachine):
+    windows_of = WINDOWS
+
+
+class WindowedHybridMachine(CacheMachine):
+    windows_of = WINDOWS
+    slots_of = SLOTS
+
+
+MACHINES = (CacheMachine, HybridMachine, WindowedMachine, WindowedHybridMachine)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_cache(machine: type[CacheMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings(derandomize=True, max_examples=100, stateful_step_count=50, **SLOW))
 
 
 @pytest.mark.long
-def test_many_caches() -> None:
-    run_state_machine_as_test(
-        CacheMachine,
-        settings=settings(max_examples=3000, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)),
-    )
+@pytest.mark.parametrize("machine", MACHINES)
+def test_many_caches(machine: type[CacheMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=1000, stateful_step_count=80, **SLOW))

@@ -241,7 +241,7 @@ class PrefixCache:
     def _attach(self, parent: Node, first: int, tokens: bytes, pages: list[list[int]]) -> Node:
         """A new node, which takes the place of a partial page with the same beginning that nobody writes any more."""
         node = self._nodes.attach(parent, first, tokens, pages)
-        node.clock = self._eviction.clock
+        self._eviction.welcome(node)
         page = self._nodes.first_page(node)
         shorter, complete = parent.children.before(page), all(run[0] != GONE for run in pages)
         if shorter is not None and complete and not shorter.refs and page.startswith(shorter.tokens):

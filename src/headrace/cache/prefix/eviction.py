@@ -13,7 +13,7 @@ from typing import Protocol
 
 from headrace.cache.allocator import GONE
 from headrace.cache.pages import PagePool
-from headrace.cache.prefix.lazy_heap import LazyHeap
+from headrace.cache.prefix.lazy_heap import LazyHeap, Priority
 from headrace.cache.prefix.match import first_read
 from headrace.cache.prefix.node import Checkpoint, Node
 from headrace.cache.prefix.nodes import Nodes
@@ -58,6 +58,7 @@ class Eviction:
         self._points: LazyHeap[Checkpoint] = LazyHeap(_is_kept)
         self._leaf_clock = 0.0
         self._point_clock = 0.0
+        self._uses = 0
         self._held: list[Checkpoint] = []
 
     # Candidates
@@ -65,14 +66,15 @@ class Eviction:
     def use(self, node: Node, checkpoint: Checkpoint | None = None) -> None:
         """A sequence goes on from a node's end, with a checkpoint's state if there is one."""
         at = node
+        self._uses += 1
         while at.parent is not None:
-            at.clock = self._leaf_clock
+            at.clock, at.used = self._leaf_clock, self._uses
             for users in self._nodes.with_window_pages:
                 if at in users:
                     users.move_to_end(at)
             at = at.parent
         if checkpoint is not None:
-            checkpoint.clock = self._point_clock
+            checkpoint.clock, checkpoint.used = self._point_clock, self._uses
             checkpoint.holds += 1
             self._held.append(checkpoint)
 
@@ -80,7 +82,7 @@ class Eviction:
         """The plan in the making is complete: later ones may overwrite the checkpoints that it reads."""
         for checkpoint in self._held:
             checkpoint.holds -= 1
-            if checkpoint.holds == 0 and not _is_kept(0.0, checkpoint):
+            if checkpoint.holds == 0 and not _is_kept((0.0, 0), checkpoint):
                 self._slots.release(checkpoint.slot)
         self._held.clear()
 
@@ -96,15 +98,16 @@ class Eviction:
     def keep(self, node: Node, rest: bytes, slot: int) -> None:
         """File a checkpoint at a node, `rest` of its tokens past the node's end."""
         tokens = node.end_tokens(self._nodes.page_tokens) + len(rest) // TOKEN_BYTES
-        checkpoint = Checkpoint(node, rest, tokens, slot, self._point_clock)
+        self._uses += 1
+        checkpoint = Checkpoint(node, rest, tokens, slot, self._point_clock, self._uses)
         node.checkpoints[rest] = checkpoint
         self._points.push(self._point_priority(checkpoint), checkpoint)
 
     # Values
 
-    def _leaf_priority(self, node: Node) -> float:
+    def _leaf_priority(self, node: Node) -> Priority:
         value = self._leaf_value(node)
-        return value if value == STRANDED else node.clock + value
+        return value if value == STRANDED else node.clock + value, node.used
 
     def _leaf_value(self, node: Node) -> float:
         if not self._checkpoints:
@@ -133,8 +136,9 @@ class Eviction:
         backing = islice(self._nodes.backing(checkpoint.node, checkpoint.rest), 2)
         return not checkpoint.rest or any(node is not without for node in backing)
 
-    def _point_priority(self, checkpoint: Checkpoint) -> float:
-        return checkpoint.clock + self._policy.checkpoint(self._resume_before(checkpoint), checkpoint.tokens)
+    def _point_priority(self, checkpoint: Checkpoint) -> Priority:
+        value = self._policy.checkpoint(self._resume_before(checkpoint), checkpoint.tokens)
+        return checkpoint.clock + value, checkpoint.used
 
     def _resume_before(self, checkpoint: Checkpoint) -> int:
         """Token count of the nearest checkpoint before this one on its way, 0 if there is none."""
@@ -165,7 +169,7 @@ class Eviction:
             node.priority = None
             now = self._leaf_priority(node)
             if now <= priority:
-                self._leaf_clock = max(self._leaf_clock, priority)
+                self._leaf_clock = max(self._leaf_clock, priority[0])
                 return node
             self.offer(node)
         return None
@@ -236,7 +240,7 @@ class Eviction:
             if now > priority:
                 self._points.push(now, checkpoint)
                 continue
-            self._point_clock = max(self._point_clock, priority)
+            self._point_clock = max(self._point_clock, priority[0])
             self.drop(checkpoint)
         for entry in held:
             self._points.push(*entry)
@@ -254,13 +258,13 @@ class Eviction:
         if not checkpoint.holds:
             self._slots.release(checkpoint.slot)
 
-    @property
-    def clock(self) -> float:
-        """For what is new in the index."""
-        return self._leaf_clock
+    def welcome(self, node: Node) -> None:
+        """A node is new."""
+        self._uses += 1
+        node.clock, node.used = self._leaf_clock, self._uses
 
 
-def _is_candidate(priority: float, node: Node) -> bool:
+def _is_candidate(priority: Priority, node: Node) -> bool:
     """Whether an entry is the node's latest and the node a leaf that nobody reads; a node that is not has no entry any more."""
     if node.children or node.refs or node.parent is None:
         if node.priority == priority:
@@ -269,5 +273,5 @@ def _is_candidate(priority: float, node: Node) -> bool:
     return node.priority == priority
 
 
-def _is_kept(_: float, checkpoint: Checkpoint) -> bool:
+def _is_kept(_: Priority, checkpoint: Checkpoint) -> bool:
     return checkpoint.node.checkpoints.get(checkpoint.rest) is checkpoint

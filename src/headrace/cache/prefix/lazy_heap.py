@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Priority = tuple[float, int]
+"""Worth, and when it was last used: of two of the same worth the one used longer ago comes up first."""
 _SLACK = 1024
 
 
@@ -16,13 +18,13 @@ class LazyHeap(Generic[T]):
     Dead entries are dropped when they come up, and all at once when they may be most of the heap.
     """
 
-    def __init__(self, alive: Callable[[float, T], bool]) -> None:
+    def __init__(self, alive: Callable[[Priority, T], bool]) -> None:
         self._alive = alive
-        self._entries: list[tuple[float, int, T]] = []
+        self._entries: list[tuple[Priority, int, T]] = []
         self._count = 0
         self._limit = _SLACK
 
-    def push(self, priority: float, item: T) -> None:
+    def push(self, priority: Priority, item: T) -> None:
         self._count += 1
         heapq.heappush(self._entries, (priority, self._count, item))
         if len(self._entries) > self._limit:
@@ -30,7 +32,7 @@ class LazyHeap(Generic[T]):
             heapq.heapify(self._entries)
             self._limit = 2 * len(self._entries) + _SLACK
 
-    def pop(self) -> tuple[float, T] | None:
+    def pop(self) -> tuple[Priority, T] | None:
         """The entry of least priority, or None when there is no living one."""
         while self._entries:
             priority, _, item = heapq.heappop(self._entries)

@@ -90,7 +90,7 @@ def _last_checkpoint(nodes: Nodes, way: Walk, key: bytes, most: int) -> Checkpoi
         end = node.end_tokens(nodes.page_tokens)
         for count in range(min(nodes.page_tokens - 1, most - end), -1, -1):
             found = node.checkpoints.get(key[end * TOKEN_BYTES : (end + count) * TOKEN_BYTES])
-            if found is not None and found.tokens <= most:
+            if found is not None:
                 return found
     return None
 

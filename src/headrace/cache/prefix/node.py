@@ -68,7 +68,7 @@ class Checkpoint:
     """A recurrent state at `tokens` tokens, kept in checkpoint slot `slot`.
 
     It belongs to the node that ends at the last page boundary at or before it; rest are its tokens past that boundary.
-    holds: resumes of the plan in the making that read it. clock: the eviction's clock when it was last of use.
+    holds: resumes of the plan in the making that read it. clock, used: the eviction's when it was last of use.
     """
 
     node: Node
@@ -76,6 +76,7 @@ class Checkpoint:
     tokens: int
     slot: int
     clock: float = 0.0
+    used: int = 0
     holds: int = 0
 
 
@@ -86,11 +87,11 @@ class Node:
     have fewer (a tail). pages[g]: page ids of group g, GONE where a window's page is not kept; readers[g] counts who reads
     each page of a window group (None for groups that keep all). refs: sequences that read the pages of its other groups,
     which are those that stand at it or below. checkpoints: by their tokens past the node's end, fewer than a page's.
-    clock: the eviction's clock when it was last of use. priority: of its entry among the candidates for eviction, None without.
+    clock, used: the eviction's when it was last of use. priority: of its entry among the candidates for eviction, None without.
     """
 
     __slots__ = ("checkpoints", "children", "clock", "first", "pages", "parent", "priority", "readers", "refs", "serial",
-                 "tokens")
+                 "tokens", "used")
 
     def __init__(
         self, serial: int, parent: Node | None, first: int, tokens: bytes, pages: list[list[int]],
@@ -106,7 +107,8 @@ class Node:
         self.children = Children()
         self.checkpoints: dict[bytes, Checkpoint] = {}
         self.clock = 0.0
-        self.priority: float | None = None
+        self.used = 0
+        self.priority: tuple[float, int] | None = None
 
     def count(self, page_bytes: int) -> int:
         """Pages of the run. page_bytes: of a page's tokens."""

@@ -107,7 +107,7 @@ class Nodes:
         cut = pages * self.page_bytes
         upper = self._new(node.parent, node.first, node.tokens[:cut], [run[:pages] for run in node.pages])
         upper.readers = [None if readers is None else readers[:pages] for readers in node.readers]
-        upper.refs, upper.clock = node.refs, node.clock
+        upper.refs, upper.clock, upper.used = node.refs, node.clock, node.used
         node.parent.children.put(self.first_page(node), upper)
         node.parent, node.first, node.tokens = upper, node.first + pages, node.tokens[cut:]
         node.pages = [run[pages:] for run in node.pages]
