@@ -81,10 +81,10 @@ class Traffic:
         if draw < 0.01:
             return self._text(self._random.randrange(4_000, 20_000))
         if draw < 0.35 or not self._conversations:
-            self._conversations.append(self._random.choice(self._systems) + self._text(self._random.randrange(50, 1100)))
+            self._conversations.append(self._random.choice(self._systems) + self._text(self._random.randrange(50, 850)))
             return list(self._conversations[-1])
         conversation = self._conversations[-1 - int(self._random.random() ** 2 * len(self._conversations))]
-        conversation.extend(self._text(self._random.randrange(50, 1100)))
+        conversation.extend(self._text(self._random.randrange(50, 850)))
         return list(conversation)
 
 
@@ -97,7 +97,7 @@ class Bench:
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
 
     def serve(self, prompt: list[int]) -> None:
-        """One request, prompt only, with checkpoints in the middle and at the end of what is new."""
+        """One request, with checkpoints in the middle and at the end of what is new, and an answer of a page."""
         timings, cache, tokens = self.timings, self.cache, len(prompt)
         key = timings["encode a prompt"].measure(tokens, partial(encode, prompt))
         timings["look up"].measure(tokens, partial(cache.match, "", key, tokens))
@@ -107,6 +107,8 @@ class Bench:
             self._prefill(opened.lease, prompt[:end], start)
             cache.end_plan()
             timings["checkpoint, evicting one"].measure(0, partial(cache.checkpoint, opened.lease))
+        timings["one page, evicting one"].measure(0, partial(cache.extend, opened.lease, tokens + PAGE))
+        timings["insert one page"].measure(0, partial(cache.record, opened.lease, prompt[:PAGE]))
         timings["end"].measure(0, partial(cache.close, opened.lease))
 
     def _prefill(self, lease: Lease, prompt: list[int], start: int) -> None:
