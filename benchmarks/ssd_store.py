@@ -23,6 +23,7 @@ from statistics import median
 
 from headrace.cache.ssd import EntryKey, Kind, SsdSettings, SsdStore, TokenChain, chain_root
 from headrace.cache.ssd.directory import SHARDS
+from headrace.cache.ssd.pieces import PIECE_BYTES
 
 MIB = 1 << 20
 
@@ -43,14 +44,14 @@ def directory_below(root: Path) -> Iterator[Path]:
 
 
 def checksums() -> None:
-    data = memoryview(os.urandom(MIB))
+    data = memoryview(os.urandom(PIECE_BYTES))
     ways: dict[str, Callable[[memoryview], object]] = {
         "crc32": zlib.crc32, "adler32": zlib.adler32, "sha256": lambda d: hashlib.sha256(d).digest(),
         "blake2b": lambda d: hashlib.blake2b(d).digest(),
     }
     for name, way in ways.items():
         seconds = median(timed(lambda way=way: way(data)) for _ in range(200))  # type: ignore[misc]
-        print(f"checksum {name:<8} {MIB / seconds / 1e9:6.2f} GB/s on one thread, 1 MiB at a time")
+        print(f"checksum {name:<8} {PIECE_BYTES / seconds / 1e9:6.2f} GB/s on one thread, a piece at a time")
 
 
 def plain_write(path: Path, data: memoryview, sync: bool) -> None:

@@ -18,7 +18,7 @@ from tests.support.faulty_disk import FaultyDisk
 from headrace.cache.ssd import EntryKey, SsdSettings, SsdStore, TokenChain, chain_root
 from headrace.cache.ssd.disk import Disk
 from headrace.cache.ssd.header import MAX_HEADER_BYTES, Header, entry_bytes, header_bytes
-from headrace.cache.ssd.pieces import PIECE_BYTES
+from headrace.cache.ssd.pieces import PIECE_BYTES, piece_count
 from headrace.errors import ConfigError
 
 CHAIN = TokenChain(chain_root(b"model"), 4)
@@ -69,9 +69,9 @@ def test_buffers_of_any_size_and_kind_come_back(tmp_path: Path, threads: int) ->
     assert all(np.array_equal(one, two) for one, two in zip(arrays, into, strict=True))
     [file] = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert late.total_bytes == file.stat().st_size == entry_bytes([array.nbytes for array in arrays])
-    for at in (4096 + 3, file.stat().st_size - 1):  # in the first piece and in the last one
+    for at in (header_bytes(len(arrays), piece_count([array.nbytes for array in arrays])), -1):  # in the first and last piece
         raw = bytearray(file.read_bytes())
-        raw[-1 if at > 5000 else header_bytes(len(arrays), 615 + 600)] ^= 4
+        raw[at] ^= 4
         file.write_bytes(raw)
         assert not late.get(CHAIN.pages(0, 9), into) and not file.exists()
         assert late.put(CHAIN.pages(0, 9), arrays).result(LIMIT_S)

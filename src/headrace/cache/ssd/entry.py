@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 
 from headrace.cache.ssd.disk import Disk
 from headrace.cache.ssd.header import BLOCK_BYTES, Damaged, Header, checked_crcs, header_bytes, stated_bytes
 from headrace.cache.ssd.key import EntryKey
-from headrace.cache.ssd.pieces import Group, checksums, for_each, groups_of, move_all, piece_count
+from headrace.cache.ssd.pieces import Group, Workers, checksums, for_each, groups_of, move_all, piece_count
 
 
 def write_entry(
@@ -43,7 +42,7 @@ def write_entry(
 
 
 def read_entry(
-    disk: Disk, path: str, key: EntryKey, views: Sequence[memoryview], pool: Executor | None, used_ns: int
+    disk: Disk, path: str, key: EntryKey, views: Sequence[memoryview], workers: Workers | None, used_ns: int
 ) -> None:
     """Fill `views` with what was written under `key`, and note when.
 
@@ -62,7 +61,7 @@ def read_entry(
             move_all(disk.read, fd, group.pieces, group.offset)
             return checksums(group) == list(crcs[group.first : group.first + len(group.pieces)])
 
-        if not for_each(groups_of(views, len(raw)), intact, pool):
+        if not for_each(groups_of(views, len(raw)), intact, workers):
             raise Damaged("corrupt", "its data do not have their checksums")
         with suppress(OSError):
             disk.touch(fd, used_ns)

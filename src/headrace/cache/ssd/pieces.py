@@ -1,7 +1,8 @@
 """Buffers cut into pieces with a checksum each, moved to and from a file in groups.
 
-CRC-32 of pieces of at most 1 MiB: of what Python has built in it is the fastest, it frees the interpreter meanwhile, and
-pieces can be read and checked on several threads.
+CRC-32 of pieces of at most 512 KiB: of what Python has built in it is the fastest, it frees the interpreter meanwhile, and
+pieces can be read and checked on several threads. What was just read is in the second-level cache then: groups of 4 MiB are a
+third slower.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-PIECE_BYTES = 1 << 20
-_GROUP_BYTES = 4 << 20
+PIECE_BYTES = 1 << 19
+_GROUP_BYTES = 1 << 19
 _GROUP_PIECES = 256  # below IOV_MAX, which is 1024 on Linux
 
 
@@ -82,10 +83,19 @@ def move_all(
             rest[0] = rest[0][moved:]
 
 
-def for_each(groups: Sequence[Group], work: Callable[[Group], bool], pool: Executor | None) -> bool:
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """`count` threads."""
+
+    pool: Executor
+    count: int
+
+
+def for_each(groups: Sequence[Group], work: Callable[[Group], bool], workers: Workers | None) -> bool:
     """Whether `work` is true of all groups. Afterwards nothing runs any more, whatever it raises: the buffers are free."""
-    if pool is None or len(groups) < 2:
+    if workers is None or len(groups) < 2:
         return all(map(work, groups))
-    futures = [pool.submit(work, group) for group in groups]
+    rest = iter(groups)  # of which each takes the next one, in the file's order
+    futures = [workers.pool.submit(lambda: all(map(work, rest))) for _ in range(min(workers.count, len(groups)))]
     wait(futures)
     return all(future.result() for future in futures)

@@ -21,7 +21,7 @@ from headrace.cache.ssd.entry import read_entry, write_entry
 from headrace.cache.ssd.header import Damaged, entry_bytes
 from headrace.cache.ssd.key import BASE_BYTES, EntryKey, key_of
 from headrace.cache.ssd.pause import Pause
-from headrace.cache.ssd.pieces import flat_views
+from headrace.cache.ssd.pieces import Workers, flat_views
 from headrace.cache.ssd.queue import Job, JobQueue
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class SsdSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}")
 
 
+def _readers(threads: int) -> Workers | None:
+    return Workers(ThreadPoolExecutor(threads, "headrace-ssd-read"), threads) if threads > 1 else None
+
+
 class SsdStore:
     """Opening it scans the directory. Raises ConfigError if that cannot be made or written to; a full disk is none.
 
@@ -74,7 +78,7 @@ class SsdStore:
         self._directory.open()
         self._directory.remove_dead_parts()
         self._refresh()
-        self._readers = ThreadPoolExecutor(settings.read_threads, "headrace-ssd-read") if settings.read_threads > 1 else None
+        self._readers = _readers(settings.read_threads)
         self._queue = JobQueue(settings.queue_bytes, self._refresh, settings.refresh_s)
 
     def put(self, key: EntryKey, buffers: Sequence[ReadableBuffer]) -> Future[bool]:
@@ -149,7 +153,7 @@ class SsdStore:
         if not self._queue.close(timeout_s):
             LOG.warning("ssd cache: %s does not answer; its last entry is given up", self.settings.directory)
         if self._readers is not None:
-            self._readers.shutdown()
+            self._readers.pool.shutdown()
 
     def _refusal(self, nbytes: int) -> DropReason | None:
         if nbytes > self.settings.cap_bytes:
