@@ -166,8 +166,9 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.device[group][page][position % self.page] == expected
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), drop=st.booleans())
-    def grow(self, data: st.DataObject, drop: bool) -> None:
+    @rule(data=st.data(), drop=st.booleans(), late=st.booleans())
+    def grow(self, data: st.DataObject, drop: bool, late: bool) -> None:
+        """late: tokens are recorded after what follows them was planned, as in an overlapped loop."""
         running = data.draw(st.sampled_from(self.running))
         more = self._draw(data, 1, 9)[: CONTEXT - len(running.tokens)]
         start = len(running.tokens)
@@ -177,6 +178,8 @@ class CacheMachine(RuleBasedStateMachine):
         if more and self.cache.extend(running.lease, start + len(more)) is not None:
             running.tokens = running.tokens + more
             self._write(running, start)
+            if late:
+                self.cache.drop_behind_windows(running.lease, len(running.tokens))
             self._record(running, more)
 
     @rule()
