@@ -151,9 +151,10 @@ def test_a_page_that_a_checkpoint_needs_is_not_stranded() -> None:
     cache = make(pages=12, slots=4)
     cache.close(begin(cache, list(range(20)), 6).lease)  # three pages behind the one that the checkpoint ends in
     cache.close(begin(cache, list(range(100, 104)), 4).lease)  # cheaper
-    begin(cache, list(range(200, 240)))
-    assert find(cache, list(range(20)))[:2] == (6, 8)
-    assert find(cache, list(range(100, 105)))[0] == 0
+    lease = begin(cache, list(range(200, 236))).lease
+    assert find(cache, list(range(20)))[:2] == (6, 8) and find(cache, list(range(100, 105)))[0] == 4
+    cache.extend(lease, 40)
+    assert find(cache, list(range(20)))[:2] == (6, 8) and find(cache, list(range(100, 105)))[0] == 0
 
 
 def test_a_page_is_stranded_when_its_checkpoint_is_dropped() -> None:
