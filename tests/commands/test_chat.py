@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -181,11 +182,22 @@ def test_a_terminal_shows_failures_and_goes_on(server: FakeServer, monkeypatch: 
     assert server.bodies[-1]["messages"] == [{"role": "user", "content": "two"}]
 
 
+@contextmanager
+def killed(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whatever happens, the process does not outlive the block."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_ctrl_c_in_a_real_terminal_stops_the_answer_and_hangs_up(server: FakeServer) -> None:
     server.endless = True
     command = [sys.executable, "-c", "from headrace.cli import main; main()", "chat", "--url", server.url, "--api-key", "k"]
-    spawn = f"import pty, sys; sys.exit(pty.spawn({command!r}))"
-    with subprocess.Popen([sys.executable, "-c", spawn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+    not_ignored = "signal.signal(signal.SIGINT, signal.SIG_DFL)"  # as it is for what a shell runs in the background
+    spawn = f"import pty, signal, sys; {not_ignored}; sys.exit(pty.spawn({command!r}))"
+    run = subprocess.Popen([sys.executable, "-c", spawn], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with run as running, killed(running):
         assert running.stdin is not None
         assert running.stdout is not None
         seen = b""
