@@ -179,6 +179,15 @@ def test_a_bad_setting_or_model_is_named(tmp_path: Path):
 # Interruption and the end
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises, also where whoever started the tests ignores it."""
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, found)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cancels_what_runs_and_leaves_the_llm_usable(llm: LLM):
     before = llm.generate(PROMPTS, GREEDY)
     handler = signal.getsignal(signal.SIGINT)
