@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headrace.cache.layout import cache_groups
 from headrace.kernels.linear import linear
 from headrace.kernels.precision import accumulation_dtype
+from headrace.layers.arena import settle
 from headrace.layers.attention import Attention
 from headrace.layers.batch import Batch, Pools
 from headrace.layers.embedding import Embedding
@@ -36,11 +37,12 @@ def build_decoder(
     for path, module in decoder.named_modules():
         if isinstance(module, Linear):
             module.allocate((formats or {}).get(path, Plain()))
+    settle(decoder, device)
     return decoder
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm, head."""
+    """Embedding, layers, final norm, head. Parameters are outlines until `build_decoder` gives them their memory."""
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -49,6 +51,7 @@ class Decoder(nn.Module):
         mixers = [layer.mixer for layer in spec.layers]
         ropes = dict.fromkeys(m.rope for m in mixers if isinstance(m, AttentionSpec))
         self.frequencies = {rope: frequencies(rope, device) for rope in ropes}
+        device = torch.device("meta")
         self.embedding = Embedding(spec.vocab_size, spec.hidden, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, index, dtype=dtype, device=device) for index, layer in enumerate(spec.layers)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
 from headrace.kernels.gated_delta_verify import Ring
+from headrace.layers.arena import Arena, in_one_piece
 from headrace.layers.batch import Pools
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec
 from headrace.plan.dtypes import Dtypes, has_scales, ring_type
 
 
 def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Pools:
-    """Zeroed pools of exactly the layout's pages and slots (see `Pools` for shapes).
+    """Zeroed pools of exactly the layout's pages and slots (see `Pools` for shapes), in one piece of memory.
 
     Zeroed, because a masked position still enters a product with weight zero, and zero times NaN is NaN.
     """
+    return in_one_piece(partial(_pools, spec, layout, dtypes), device)
+
+
+def _pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, arena: Arena) -> Pools:
     group_of = {layer: group.index for group in layout.groups for layer in group.layers}
     kv_type, state_type, tail_type = (getattr(torch, name) for name in (dtypes.kv, dtypes.state, dtypes.compute))
     keys: list[Tensor | None] = []
@@ -33,10 +37,10 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
         mixer = layer.mixer
         if isinstance(mixer, AttentionSpec):
             shape = (layout.pool_pages[group_of[index]], layout.page_tokens, mixer.kv_heads, mixer.head_dim)
-            keys.append(_zeros(shape, kv_type, device))
-            values.append(_zeros(shape, kv_type, device))
+            keys.append(arena.take(shape, kv_type))
+            values.append(arena.take(shape, kv_type))
             for scales in (key_scales, value_scales) if has_scales(dtypes.kv) else ():
-                scales.append(_zeros(shape[:-1], torch.float16, device))
+                scales.append(arena.take(shape[:-1], torch.float16))
             states.append(None)
             tails.append(None)
         elif isinstance(mixer, GatedDeltaSpec):
@@ -44,39 +48,29 @@ def allocate_pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device:
             values.append(None)
             for scales in (key_scales, value_scales) if has_scales(dtypes.kv) else ():
                 scales.append(None)
-            states.append(_zeros((layout.pool_slots, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type, device))
-            tails.append(_zeros((layout.pool_slots, mixer.conv_width - 1, mixer.conv_channels), tail_type, device))
+            states.append(arena.take((layout.pool_slots, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type))
+            tails.append(arena.take((layout.pool_slots, mixer.conv_width - 1, mixer.conv_channels), tail_type))
     groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
     pools = Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups, tuple(key_scales), tuple(value_scales))
-    return _with_rings(pools, spec, layout, dtypes, device) if layout.drafts else pools
+    return _with_rings(pools, spec, layout, dtypes, arena) if layout.drafts else pools
 
 
-def _with_rings(pools: Pools, spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Pools:
+def _with_rings(pools: Pools, spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, arena: Arena) -> Pools:
     mixers = [layer.mixer for layer in spec.layers]
-    rings = tuple(_ring(mixer, layout, dtypes, device) if isinstance(mixer, GatedDeltaSpec) else None for mixer in mixers)
-    pending, parity = (torch.zeros(layout.pool_slots, dtype=torch.int32, device=device) for _ in range(2))
+    rings = tuple(_ring(mixer, layout, dtypes, arena) if isinstance(mixer, GatedDeltaSpec) else None for mixer in mixers)
+    pending, parity = (arena.take((layout.pool_slots,), torch.int32) for _ in range(2))
     return replace(pools, rings=rings, pending=pending, parity=parity)
 
 
-def _ring(mixer: GatedDeltaSpec, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> Ring:
+def _ring(mixer: GatedDeltaSpec, layout: CacheLayout, dtypes: Dtypes, arena: Arena) -> Ring:
     kept, compute = getattr(torch, ring_type(dtypes.compute)), getattr(torch, dtypes.compute)
     halves = (layout.pool_slots, 2, layout.drafts)
     return Ring(
-        _zeros((*halves, mixer.key_heads, mixer.key_dim), kept, device),
-        _zeros((*halves, mixer.value_heads, mixer.value_dim), kept, device),
-        _zeros((*halves, mixer.value_heads), torch.promote_types(compute, torch.float32), device),
-        _zeros((*halves, mixer.conv_channels), compute, device),
+        arena.take((*halves, mixer.key_heads, mixer.key_dim), kept),
+        arena.take((*halves, mixer.value_heads, mixer.value_dim), kept),
+        arena.take((*halves, mixer.value_heads), torch.promote_types(compute, torch.float32)),
+        arena.take((*halves, mixer.conv_channels), compute),
     )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    count = math.prod(shape)
-    if device.type != "cpu" or count == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # Fresh anonymous memory reads as zeros and costs nothing until it is used: a CPU cache may be larger than what is ever
-    # needed of it.
-    memory = mmap.mmap(-1, count * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
 def clear_slot(pools: Pools, slot: int) -> None:
