@@ -2,6 +2,7 @@
 # make test     environment, installation with test tools, and the test suite   ARGS="tests/server -x" runs a part
 # make interpreted   the kernels under Triton's interpreter, a part of the suite that needs a process of its own
 # make lint     style, types, import rules, generated docs
+# make gpu      what needs a CUDA device; WORKERS=12 where pytest-xdist is installed, since compilers take the time
 # make long     soak tests and benchmarks, minutes each
 # make settings rewrites docs/settings.md from config.py
 # PYTHON=python3.12 and VENV=elsewhere work with every target.
@@ -9,12 +10,13 @@ VENV ?= .venv
 PYTHON ?=
 MODEL ?=
 ARGS ?=
+WORKERS ?=
 
 BIN := $(VENV)/bin
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" tools/install.sh
 INSTALLED_FROM := pyproject.toml tools/install.sh $(wildcard constraints/*.txt)
 
-.PHONY: serve test interpreted lint long settings
+.PHONY: serve test interpreted lint gpu long settings
 
 serve: $(VENV)/.serve-installed
 	@exec $(BIN)/headrace serve $(if $(MODEL),"$(MODEL)") $(ARGS)
@@ -25,6 +27,10 @@ test: $(VENV)/.dev-installed
 
 interpreted: $(VENV)/.dev-installed
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted $(or $(ARGS),tests/kernels)
+
+gpu: $(VENV)/.dev-installed
+	$(if $(WORKERS),OMP_NUM_THREADS=1) $(BIN)/python -m pytest -m "gpu and not alone" $(if $(WORKERS),-n $(WORKERS)) $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m pytest -m "gpu and alone")
 
 long: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)

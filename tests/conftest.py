@@ -1,7 +1,11 @@
-"""What every test shares: GPU tests are skipped where there is no CUDA device, and are alone looked for with -m gpu."""
+"""What every test shares: GPU tests are skipped where there is no CUDA device, and are alone looked for with -m gpu.
+
+Tests marked `alone`, too, are skipped by several workers of pytest-xdist: they measure the whole device.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,18 +13,21 @@ import pytest
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With -m gpu, files without such tests are not even imported: machines with a GPU may lack what they need."""
-    if config.option.markexpr != "gpu":
+    if not re.match(r"gpu\b", config.option.markexpr or ""):
         return None
     files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
     return None if any("mark.gpu" in file.read_text() for file in files) else True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked or _has_cuda():
-        return
+    without_device = bool(marked) and not _has_cuda()
+    in_company = getattr(config, "workerinput", {"workercount": 1})["workercount"] > 1
     for item in marked:
-        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if without_device:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        elif in_company and item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.skip(reason="measures the whole device: -m 'gpu and alone', without -n"))
 
 
 def _has_cuda() -> bool:

@@ -13,6 +13,7 @@ from headrace.types import Request, SamplingParams
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("format", ["bf16", "w4a16"])
 def test_parts_take_what_is_planned_for_them(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"vocab_size": 50_000, "num_hidden_layers": 4}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.test_registry import WHOLE
 from tests.support.triton_kernels import TRITON_OPS, module, moved, shared_cases, widened
 from torch import Tensor
 
@@ -29,7 +30,7 @@ BY_CUDA = ("gated_delta_verify-wide-heads",)
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """torch.empty and its kin return memory full of NaN, or of the largest integer."""
+    """torch.empty and its kin return memory full of NaN, of the largest integer, or of True."""
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
     yield
@@ -38,17 +39,23 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _poisoning(allocate: Any) -> Any:
     def allocate_poisoned(*args: Any, **kwargs: Any) -> Tensor:
         memory: Tensor = allocate(*args, **kwargs)
-        return memory.fill_(float("nan") if memory.dtype.is_floating_point else torch.iinfo(memory.dtype).max)
+        return memory.fill_(_poison(memory.dtype))
 
     return allocate_poisoned
+
+
+def _poison(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return float("nan")
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max
 
 
 def agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
     assert len(found) == len(expected)
     for got, want in zip(found, expected, strict=True):
         assert got.shape == want.shape
-        if want.dtype == torch.int64:  # ids and places
-            assert torch.equal(got, want.to(got.device))
+        if want.dtype in WHOLE:
+            assert torch.equal(got, want.to(got)), "ids, places and counts are exact"
         got, want = got.double().cpu(), want.double().cpu()
         assert torch.equal(got.isnan(), want.isnan()), "NaN where there is none in the reference, or the reverse"
         if want.numel():
@@ -86,5 +93,6 @@ def test_public_function_on_cuda(op: str, case: Any) -> None:
 
 def test_the_poison_is_seen(poisoned: None) -> None:
     assert torch.empty(3).isnan().all() and torch.empty_like(torch.ones(2)).isnan().all()
+    assert torch.ones(2).new_empty(3, dtype=torch.bool).all() and torch.empty(1, dtype=torch.int8).item() == 127
     with pytest.raises(AssertionError, match="NaN"):
         agree((torch.empty(3),), (torch.ones(3),), torch.bfloat16)

@@ -15,6 +15,8 @@ from headrace.kernels import KERNELS
 
 # Tolerance relative to max(1, largest expected value): a few roundings of the type, and of a sum in float32 or better.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+WHOLE = (torch.bool, torch.int32, torch.int64)
+"""Types of ids, places, counts and marks, which are exact; int8 and uint8 are codes of numbers, which are rounded."""
 
 # Operations whose outputs have no one formula to compare with (a draw) bring a suite of their own.
 OWN_SUITE = {op for op in KERNELS if not hasattr(module(op, "cases"), "slow")}
@@ -30,8 +32,8 @@ def check(op: str, implementation: ModuleType, case: Any, dtype: torch.dtype, de
     assert len(found) == len(expected)
     for got, want in zip(found, expected, strict=True):
         assert got.shape == want.shape
-        if want.dtype == torch.int64:  # ids and places
-            assert torch.equal(got.cpu(), want)
+        if want.dtype in WHOLE:
+            assert torch.equal(got.cpu(), want.to(got.dtype))
         got, want = got.double().cpu(), want.double()
         if not want.numel():
             continue

@@ -14,7 +14,8 @@ def eight_bit_linear(
 ) -> Tensor:
     """x [T, I] times a weight [O, I] of few bits -> q(x) W^T, [T, O] in x's type.
 
-    gated_inputs: x is [T, 2 I], and kernels.silu_mul of it, in x's type, takes its place.
+    gated_inputs: x is [T, 2 I], and kernels.silu_mul of it takes its place, rounded to x's type before it becomes codes: what
+    two operations, one after the other, compute.
 
     q(x) is x rounded as kernels.quantise_rows says: codes (int8 or fp8 e4m3) times one scale a token. The weight's tensors, and
     tiled, are those of kernels.low_bit_linear. Sums of products of codes are exact integers, or float32.

@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.kernels.low_bit_linear import cases as low_bit
 from headrace.kernels.quantise_rows import cases as quantise
 from headrace.kernels.silu_mul import cases as silu_mul
+from headrace.kernels.silu_mul.reference import silu_mul as silu_mul_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         rng = torch.Generator().manual_seed(case.weight.rows)
         given["x"] = torch.cat((2 * torch.randn(given["x"].shape, generator=rng).to(dtype), given["x"]), 1)
     return given
+
+
+def without_gate(given: dict[str, Any]) -> dict[str, Any]:
+    """The same rows with silu_mul of them taken, in x's type as the operation says, before anyone widens that type."""
+    return given | {"x": silu_mul_reference(given["x"]), "gated_inputs": False} if given["gated_inputs"] else given
 
 
 def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -41,8 +41,7 @@ def low_bit_linear(
 ) -> Tensor:
     """As the public function, for tiled weights."""
     rows, outputs = len(x), len(packed)
-    in_one = gated and rows <= MOST_FEW_ROWS and outputs % (2 * ROWS) == 0
-    if gated and not in_one:
+    if gated and not gates_within(rows, outputs):
         return silu_mul(low_bit_linear(x, packed, scale, zero))
     y = torch.empty(rows, outputs // (1 + gated), dtype=x.dtype, device=x.device)
     if not rows:
@@ -61,6 +60,11 @@ def low_bit_linear(
     else:
         through_workspace(x, packed, scale, zero, y)
     return y
+
+
+def gates_within(rows: int, outputs: int) -> bool:
+    """Whether one kernel multiplies and gates, with float32 between; else what lies there is rounded to x's type."""
+    return rows <= MOST_FEW_ROWS and outputs % (2 * ROWS) == 0
 
 
 def formats_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None) -> dict[str, int]:
