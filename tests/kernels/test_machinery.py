@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,7 @@ from headrace.kernels.card import STAND_IN, card
 from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.variant import SHARED_BYTES, TARGETS, Tuning, Variant
 
+ROOT = Path(__file__).parents[2]
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None  # importing it fails
@@ -27,6 +29,12 @@ rms_norm(torch.ones(2, 4), torch.ones(4), 1e-6)
 def test_a_cpu_needs_no_triton() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_cases_of_the_sanitizer_exist() -> None:
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, f"@{Path(__file__).parent / 'sanitized.txt'}"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_cpu_runs_references() -> None:

@@ -133,10 +133,24 @@ def test_cases_on_a_gpu(case: cases.Case, dtype: torch.dtype, poisoned: None) ->
     agree((low_bit_linear(**moved(given, "cuda")),), (expected,), dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["many_rows", "ampere_rows", "through_workspace"])
+@pytest.mark.parametrize("case", [case for case in cases.CASES if case.tiled and case.rows > 8], ids=lambda case: case.name)
+def test_ways_of_other_cards_on_a_gpu(case: cases.Case, way: str, poisoned: None) -> None:  # noqa: F811
+    """Each way for many rows, whichever this card prefers; they write into memory that they are given."""
+    given = cases.inputs(case, torch.bfloat16) | {"gated": False}
+    expected = reference.low_bit_linear(**widened(given) | {"scale": given["scale"]})
+    x, packed, scale, zero = (moved(given, "cuda")[name] for name in ("x", "packed", "scale", "zero"))
+    y = x.new_empty(case.rows, case.outputs)
+    getattr(cuda, way)(x, packed, scale, zero, y)
+    agree((y,), (expected,), x.dtype)
+
+
 LARGE: list[tuple[Any, ...]] = [  # outputs, inputs, group, zeros, type of x, of the scales
     (272, 640, 128, False, torch.float16, torch.float16), (400, 1024, 64, True, torch.float16, torch.bfloat16),
     (5120, 6144, 128, False, torch.bfloat16, torch.bfloat16), (400, 512, 0, False, torch.float16, torch.float16),
     (2048, 5120, 32, True, torch.bfloat16, torch.bfloat16), (272, 512, 512, False, torch.bfloat16, torch.float16),
+    (64, 10_240, 128, False, torch.bfloat16, torch.bfloat16),
 ]
 
 
