@@ -30,6 +30,7 @@ FORMATS = {
     "bf16 8 bits": {"BF16": 1, "SCALE_BF16": 1, "BITS": 8, "GROUP": 0, "ZEROS": 0},
     "bf16 a row": {"BF16": 1, "SCALE_BF16": 1, "BITS": 4, "GROUP": 0, "ZEROS": 0},
     "fp16 8 bits": {"BF16": 0, "SCALE_BF16": 0, "BITS": 8, "GROUP": 0, "ZEROS": 0},
+    "fp16 g128 bf16 scales": {"BF16": 0, "SCALE_BF16": 1, "BITS": 4, "GROUP": 128, "ZEROS": 0},
 }
 Build = tuple[str, str, tuple[tuple[str, int], ...], int]  # kernel, source, macros, dynamic shared bytes
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC (package nvidia-cuda-nvrtc)")
