@@ -135,7 +135,8 @@ class Request:
 
     prompt: token ids, at least one. seed: always set; the same request with the same seed gives the same tokens.
     max_tokens: resolved against the context, so prompt + max_tokens <= context. eos_ids: tokens of the model that end the
-    message (empty under ignore_eos); params.stop_token_ids end it too. arrival_s: the front's monotonic clock.
+    message (empty under ignore_eos); params.stop_token_ids end it too. arrival_s: the front's monotonic clock. message_ends:
+    token counts of the prompt, rising, at which a message in it ends. salt: who may share what is cached of it.
     """
 
     id: str
@@ -145,6 +146,8 @@ class Request:
     max_tokens: int
     eos_ids: tuple[int, ...] = ()
     arrival_s: float = 0.0
+    message_ends: tuple[int, ...] = ()
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +169,29 @@ class PageCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The state that a slot has before a step's rows, accepted drafts included, is copied to a checkpoint slot."""
+
+    slot: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """A sequence takes a slot. The runner clears the slot (states, counts) and installs its sampling parameters.
 
-    output: tokens generated before a preemption; they count for penalties and are replayed by the rows that follow.
+    output: tokens generated before a preemption; they count for penalties and are replayed by the rows that follow. start:
+    tokens that are cached: its rows begin there. pages: what holds them. checkpoint: the checkpoint slot with the state there,
+    None where the model has none or nothing is cached.
     """
 
     sequence: int
     slot: int
     request: Request
     output: tuple[int, ...] = ()
+    start: int = 0
+    pages: tuple[PageUpdate, ...] = ()
+    checkpoint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +215,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the runner does next, in this order: admissions, then the rows as one batch."""
+    """What the runner does next, in this order: page copies, in their order, checkpoints, admissions, the rows as one batch."""
 
     step: int
     admissions: tuple[Admission, ...]
     rows: tuple[Row, ...]
+    page_copies: tuple[PageCopy, ...] = ()
+    checkpoints: tuple[StateCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +275,11 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and running totals of the engine, as /metrics shows them."""
+    """Gauges and running totals of the engine, as /metrics shows them.
+
+    kv_pages_used: by running sequences; kv_pages_cached: kept for later ones, and given up where pages are short; *_bytes: of
+    these. prefix_misses: requests by the reason why they were computed from an earlier token than they could have been.
+    """
 
     steps: int = 0
     requests_running: int = 0
@@ -270,6 +292,13 @@ class EngineStats:
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     cached_tokens_total: int = 0
+    kv_pages_cached: int = 0
+    kv_cached_bytes: int = 0
+    checkpoints_used: int = 0
+    checkpoints_total: int = 0
+    checkpoint_bytes: int = 0
+    prefix_hits_total: int = 0
+    prefix_misses: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

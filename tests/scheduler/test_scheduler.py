@@ -12,14 +12,32 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.fake_device import VOCAB, FakeDevice, expected_output
 from tests.support.scripted_drafter import ScriptedDrafter
 
-from headrace.cache.allocator import GONE
+from headrace.cache.checkpoint_places import CheckpointPlaces
 from headrace.cache.layout import CacheGroup, CacheLayout
+from headrace.cache.pages import GONE
+from headrace.cache.policy.flops_per_byte import FlopsPerByte
+from headrace.cache.prefix.cache import PrefixCache
+from headrace.cache.prefix.node import Node
+from headrace.cache.prefix.settings import PrefixSettings
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import Request, SamplingParams, StepPlan, TokenEvent
 
 CONTEXT = 40
 FULL = CacheGroup(0, None, (0,), 1)
 WINDOW = CacheGroup(1, 7, (1,), 1)
+
+
+def prefix_settings(recurrent: bool, split_tokens: int) -> PrefixSettings:
+    policy = FlopsPerByte(10.0, 1.0, 4, 30 if recurrent else 0)
+    return PrefixSettings(policy, split_tokens, CheckpointPlaces(5, split_tokens) if recurrent else None)
+
+
+def all_nodes(cache: PrefixCache) -> list[Node]:
+    left, found = list(cache._nodes.roots.values()), []
+    while left:
+        found.append(left.pop())
+        left.extend(found[-1].children)
+    return found
 
 
 def make_request(name: str, prompt: tuple[int, ...], max_tokens: int, *, seed: int = 0, stop: tuple[int, ...] = ()) -> Request:
@@ -38,17 +56,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         windowed=st.booleans(),
         drafts=st.sampled_from((0, 0, 1, 4, 15)),
+        prefixes=st.sampled_from((False, True, True)),
+        checkpoints=st.sampled_from((0, 0, 1, 3, 8)),
+        split_tokens=st.integers(1, 6),
     )
-    def start(self, page: int, slots: int, chunk: int, spare: int, depth: int, windowed: bool, drafts: int) -> None:
+    def start(
+        self, page: int, slots: int, chunk: int, spare: int, depth: int, windowed: bool, drafts: int, prefixes: bool,
+        checkpoints: int, split_tokens: int,
+    ) -> None:
         pages = -(-CONTEXT // page) + spare
         groups = (FULL, WINDOW) if windowed else (FULL,)
         # Few window pages too: one sequence's window and chunk, and little more.
         window_pages = -(-(7 + chunk + depth * drafts) // page) + 2 + spare
-        self.layout = CacheLayout(groups, page, (pages, window_pages)[: len(groups)], slots, drafts > 0, drafts)
+        counts = (pages, window_pages)[: len(groups)]
+        self.layout = CacheLayout(groups, page, counts, slots, drafts > 0, drafts, checkpoints * prefixes)
         self.drafter = ScriptedDrafter({}, drafts, VOCAB, chances=(0.5, 0.9, 1.0)) if drafts else None
-        self.scheduler = Scheduler(self.layout, chunk_tokens=chunk, drafter=self.drafter)
+        settings = prefix_settings(checkpoints > 0, split_tokens) if prefixes else None
+        self.scheduler = Scheduler(self.layout, chunk_tokens=chunk, drafter=self.drafter, prefixes=settings)
         self.chunk = chunk
-        self.device = FakeDevice(self.layout)
+        self.device = FakeDevice(self.layout, recurrent=checkpoints > 0)
         self.depth = depth
         self.pending: deque[StepPlan] = deque()
         self.requests: dict[str, Request] = {}
@@ -57,9 +83,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count = 0
 
     @rule(prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 1), max_tokens=st.integers(0, CONTEXT),
-          seed=st.integers(0, 9), stop=st.sets(st.integers(0, VOCAB - 1), max_size=2))
-    def arrive(self, prompt: list[int], max_tokens: int, seed: int, stop: set[int]) -> None:
-        request = make_request(f"r{self.count}", tuple(prompt), max_tokens, seed=seed, stop=tuple(stop))
+          seed=st.integers(0, 9), stop=st.sets(st.integers(0, VOCAB - 1), max_size=2), data=st.data())
+    def arrive(self, prompt: list[int], max_tokens: int, seed: int, stop: set[int], data: st.DataObject) -> None:
+        if self.requests and data.draw(st.booleans()):  # it goes on from something that came before
+            earlier = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
+            known = [*earlier.prompt, *expected_output(earlier)]
+            prompt = [*known[: data.draw(st.integers(1, len(known)))], *prompt[:8]][: CONTEXT - 1]
+        ends = data.draw(st.sets(st.integers(1, len(prompt)), max_size=3))
+        request = replace(
+            make_request(f"r{self.count}", tuple(prompt), max_tokens, seed=seed, stop=tuple(stop)),
+            message_ends=tuple(sorted(ends)), salt=data.draw(st.sampled_from(("", "", "", "other"))),
+        )
+        if data.draw(st.integers(0, 4)) == 0:
+            request = replace(request, params=replace(request.params, cache_prompt=False))
         self.count += 1
         self.requests[request.id] = request
         self.outputs[request.id] = []
@@ -110,14 +146,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        cache = self.scheduler._cache
+        prefixes, slots = self.scheduler._prefixes, self.scheduler._slots
         held = [s.holding for s in self._holders() if s.holding is not None]
-        for group, pool in enumerate(cache.pools):
-            owned = [page for holding in held for page in holding.pages[group] if page != GONE]
-            assert len(owned) == len(set(owned)), "a page has two owners"
-            assert len(owned) + pool.free == pool.total, "a page is lost"
-        slots = [holding.slot for holding in held]
-        assert len(slots) == len(set(slots)) and len(slots) + cache.slots.free == cache.slots.total
+        nodes = all_nodes(prefixes.cache)
+        for group, pool in enumerate(prefixes.cache.pools):
+            kept = [page for node in nodes for page in node.pages[group] if page != GONE]
+            owned = [page for holding in held for page in holding.lease.private[group]]
+            assert sorted((*kept, *owned, *pool._free)) == list(range(pool.total)), "a page without an owner, or with two"
+            read = {page for holding in held for page in holding.lease.pages[group] if page != GONE}
+            assert read <= {*kept, *owned}, "a sequence reads a page that is free"
+        used = [holding.slot for holding in held]
+        assert len(used) == len(set(used)) and len(used) + slots.free == slots.total
+        checkpoints = [checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()]
+        free = prefixes.cache.checkpoint_slots._free
+        assert sorted((*checkpoints, *free)) == list(range(self.layout.checkpoints)), "a checkpoint slot is lost"
 
     def _holders(self) -> list:  # type: ignore[type-arg]
         flying = [s for _, sequences in self.scheduler._flight for s in sequences]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.cache.layout import CacheLayout
-from headrace.types import Request, Row, RowResult, StepPlan, StepResult
+from headrace.types import Admission, PageUpdate, Request, Row, RowResult, StepPlan, StepResult
 
 VOCAB = 50
 
@@ -24,13 +24,16 @@ def expected_output(request: Request) -> list[int]:
 
 
 class FakeDevice:
-    """Runs plans. A cell holds (sequence, position, token); a slot holds its sequence, its tokens (the recurrent state) and its
-    next input. Every row asserts that its state ends where it starts, or behind that where drafts may have been accepted since,
-    and that its window is in its own pages. With drafts a message's end freezes its slot: rows behind it do nothing."""
+    """Runs plans. A cell holds all tokens up to its own, and their salt, which is what keys and values depend on; a slot holds
+    its sequence, its tokens (the recurrent state) and its next input; a checkpoint salt and tokens. Every row asserts that its
+    state ends where it starts, or behind that where drafts may have been accepted since, and that its window is in its pages.
+    With drafts a message's end freezes its slot: rows behind it do nothing. recurrent: whether states are resumed from
+    checkpoints, or follow from the pages."""
 
-    def __init__(self, layout: CacheLayout) -> None:
-        self.layout = layout
-        self.cells: list[dict[tuple[int, int], tuple[int, int, int]]] = [{} for _ in layout.groups]
+    def __init__(self, layout: CacheLayout, *, recurrent: bool = True) -> None:
+        self.layout, self.recurrent = layout, recurrent
+        self.cells: list[dict[tuple[int, int], tuple[str, list[int]]]] = [{} for _ in layout.groups]
+        self.kept: dict[int, tuple[str, list[int]]] = {}
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(layout.slots)] for _ in layout.groups]
         self.owner: list[int | None] = [None] * layout.slots
         self.state: list[list[int]] = [[] for _ in range(layout.slots)]
@@ -39,14 +42,39 @@ class FakeDevice:
         self.frozen = [False] * layout.slots
 
     def run(self, plan: StepPlan) -> StepResult:
+        for copy in plan.page_copies:
+            cells = self.cells[copy.group]
+            for offset in range(self.layout.page_tokens):
+                cell = cells.get((copy.source, offset))  # which may be the target, where it was evicted and given anew
+                cells.pop((copy.target, offset), None)
+                if cell is not None:
+                    cells[copy.target, offset] = cell
+        assert len({copy.checkpoint for copy in plan.checkpoints}) == len(plan.checkpoints), "two states in one checkpoint"
+        for taken in plan.checkpoints:
+            request = self.request[taken.slot]
+            assert request is not None and 0 <= taken.checkpoint < self.layout.checkpoints
+            self.kept[taken.checkpoint] = (request.salt, list(self.state[taken.slot]))
         for admission in plan.admissions:
-            slot = admission.slot
-            self.owner[slot], self.state[slot], self.next_input[slot] = admission.sequence, [], None
-            self.request[slot], self.frozen[slot] = admission.request, False
-            for table in self.tables:
-                table[slot] = {}
+            self._admit(admission)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows in one step"
         return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
+
+    def _admit(self, admission: Admission) -> None:
+        slot, request = admission.slot, admission.request
+        state = [*request.prompt, *admission.output][: admission.start]
+        assert (admission.checkpoint is not None) == (self.recurrent and admission.start > 0)
+        if admission.checkpoint is not None:
+            assert self.kept[admission.checkpoint] == (request.salt, state), "it resumes from another state"
+        self.owner[slot], self.state[slot], self.next_input[slot] = admission.sequence, state, None
+        self.request[slot], self.frozen[slot] = request, False
+        for table in self.tables:
+            table[slot] = {}
+        self._set_pages(slot, admission.pages)
+
+    def _set_pages(self, slot: int, updates: tuple[PageUpdate, ...]) -> None:
+        for update in updates:
+            for offset, page in enumerate(update.pages):
+                self.tables[update.group][slot][update.first + offset] = page
 
     def _row(self, row: Row) -> RowResult:
         assert self.owner[row.slot] == row.sequence, "the slot belongs to another sequence"
@@ -54,9 +82,7 @@ class FakeDevice:
             return RowResult(row.sequence, (0,) * row.samples)
         state = self.state[row.slot]
         assert row.start == len(state) or row.start < len(state) and self.layout.drafts, "the state is not at the row's start"
-        for update in row.page_updates:
-            for offset, page in enumerate(update.pages):
-                self.tables[update.group][row.slot][update.first + offset] = page
+        self._set_pages(row.slot, row.page_updates)
         request, tokens = self.request[row.slot], row.tokens
         assert request is not None and len(row.drafts) <= self.layout.drafts
         if not tokens:
@@ -66,13 +92,13 @@ class FakeDevice:
         last = len(request.prompt) + max(request.max_tokens - 1, 0)  # the last sampled token is never computed
         assert row.start + len(tokens) <= last, "computed past the request's end"
         for token in tokens:
-            self._write(row, len(state), token)
             state.append(token)
+            self._write(row, state)
             self._check_window(row, len(state) - 1)
         if not row.samples:
             return RowResult(row.sequence)
-        for place, draft in enumerate(row.drafts[: last - len(state)], len(state)):
-            self._write(row, place, draft)
+        for count in range(1, 1 + len(row.drafts[: last - len(state)])):
+            self._write(row, [*state, *row.drafts[:count]])
         sampled = [self._sample(row.slot, request)]
         for draft in row.drafts:
             if self.frozen[row.slot] or draft != sampled[-1]:
@@ -90,18 +116,23 @@ class FakeDevice:
         self.next_input[slot] = token
         return token
 
-    def _write(self, row: Row, position: int, token: int) -> None:
-        index, offset = divmod(position, self.layout.page_tokens)
+    def _write(self, row: Row, tokens: list[int]) -> None:
+        """Keys and values of the last of these tokens."""
+        request = self.request[row.slot]
+        assert request is not None
+        index, offset = divmod(len(tokens) - 1, self.layout.page_tokens)
         for group in range(len(self.layout.groups)):
             page = self.tables[group][row.slot][index]
             assert 0 <= page < self.layout.pages[group]
-            self.cells[group][page, offset] = (row.sequence, position, token)
+            self.cells[group][page, offset] = (request.salt, list(tokens))
 
     def _check_window(self, row: Row, position: int) -> None:
+        request, state = self.request[row.slot], self.state[row.slot]
+        assert request is not None
         for group in self.layout.groups:
             first = 0 if group.window is None else max(0, position - group.window + 1)
             for seen in range(first, position + 1):
                 index, offset = divmod(seen, self.layout.page_tokens)
                 page = self.tables[group.index][row.slot][index]
                 cell = self.cells[group.index].get((page, offset))
-                assert cell == (row.sequence, seen, self.state[row.slot][seen]), f"position {seen} was overwritten: {cell}"
+                assert cell == (request.salt, state[: seen + 1]), f"position {seen} was overwritten: {cell}"

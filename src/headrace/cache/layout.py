@@ -28,7 +28,8 @@ class CacheLayout:
 
     padding: the pools have one slot and one page of every group more, the last of each, which no sequence ever owns: captured
     graphs point the rows at them that a step leaves empty, and what must not be written where it belongs goes there. drafts:
-    the most of a row, for which every slot has room; layouts with drafts have padding.
+    the most of a row, for which every slot has room; layouts with drafts have padding. checkpoints: states that are kept of
+    what no sequence is at any more; they lie behind the slots.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -37,6 +38,7 @@ class CacheLayout:
     slots: int
     padding: bool = False
     drafts: int = 0
+    checkpoints: int = 0
 
     def __post_init__(self) -> None:
         if self.drafts and not self.padding:
@@ -49,8 +51,13 @@ class CacheLayout:
 
     @property
     def pool_slots(self) -> int:
-        """Slots of the pools."""
+        """Slots that rows may have."""
         return self.slots + self.padding
+
+    @property
+    def pool_states(self) -> int:
+        """States of the pools: those of slots, then checkpoints."""
+        return self.pool_slots + self.checkpoints
 
 
 def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:

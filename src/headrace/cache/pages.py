@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+GONE = -1
+"""Stands in a page list for a page that fell behind its group's window."""
 
 class PagePool:
     """Page ids 0 ... pages - 1, handed out and taken back.

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from headrace.cache.allocator import CacheAllocator
 from headrace.cache.layout import CacheLayout
+from headrace.cache.prefix.settings import PrefixSettings
+from headrace.cache.slots import SlotPool
 from headrace.scheduler.drafter import Drafter
+from headrace.scheduler.prefixes import Lookup, Prefixes
 from headrace.scheduler.queue import WaitingQueue
-from headrace.scheduler.sequence import Sequence
+from headrace.scheduler.sequence import Holding, Sequence
 from headrace.types import (
     Admission,
     EngineStats,
     FinishReason,
+    PageCopy,
     PageUpdate,
     Request,
     Row,
@@ -37,6 +40,7 @@ class _Step:
     admissions: list[Admission]
     rows: list[Row]
     sequences: list[Sequence]
+    page_copies: list[PageCopy]
 
 
 class Scheduler:
@@ -46,11 +50,16 @@ class Scheduler:
     first, in what that leaves of `chunk_tokens`, but in half of them at least: kernels take chunk_tokens in whole tiles, and a
     few more would cost another row of tiles. When pages run out the youngest running sequence gives up its own and is computed
     again later; drafts alone are left out for want of pages.
+
+    prefixes: with them, what sequences computed is kept in the pages that nobody else needs, for those that begin alike.
     """
 
-    def __init__(self, layout: CacheLayout, *, chunk_tokens: int, drafter: Drafter | None = None) -> None:
-        self._drafter = drafter
-        self._cache = CacheAllocator(layout)
+    def __init__(
+        self, layout: CacheLayout, *, chunk_tokens: int, drafter: Drafter | None = None, prefixes: PrefixSettings | None = None
+    ) -> None:
+        self._drafter, self._verifies = drafter, layout.drafts > 0
+        self._slots = SlotPool(layout.slots)
+        self._prefixes = Prefixes(layout, prefixes)
         self._chunk_tokens = chunk_tokens
         self._waiting = WaitingQueue()
         self._running: dict[int, Sequence] = {}  # by id, oldest admission first
@@ -61,6 +70,7 @@ class Scheduler:
         self._steps = 0
         self._preemptions = 0
         self._prompt_tokens = 0
+        self._cached_tokens = 0
         self._generation_tokens = 0
 
     # Requests
@@ -95,25 +105,34 @@ class Scheduler:
         return list(self._by_request)
 
     def stats(self) -> EngineStats:
-        slots = self._cache.slots
+        slots, prefixes = self._slots, self._prefixes
+        checkpoints_used, checkpoints_total, checkpoint_bytes = prefixes.checkpoints
         return EngineStats(
             steps=self._steps,
             requests_running=len(self._running),
             requests_waiting=len(self._waiting),
             preemptions_total=self._preemptions,
-            kv_pages_used=self._cache.pages_used,
-            kv_pages_total=self._cache.pages_total,
+            kv_pages_used=prefixes.pages_used,
+            kv_pages_total=prefixes.pages_total,
             slots_used=slots.total - slots.free,
             slots_total=slots.total,
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
+            cached_tokens_total=self._cached_tokens,
+            kv_pages_cached=sum(prefixes.pages_cached),
+            kv_cached_bytes=prefixes.cached_bytes,
+            checkpoints_used=checkpoints_used,
+            checkpoints_total=checkpoints_total,
+            checkpoint_bytes=checkpoint_bytes,
+            prefix_hits_total=prefixes.hits,
+            prefix_misses=tuple((miss.name.lower(), count) for miss, count in prefixes.misses.items()),
         )
 
     # Planning
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a commit or a new request."""
-        step = _Step(self._chunk_tokens, [], [], [])
+        step = _Step(self._chunk_tokens, [], [], [], [])
         prompts = self._plan_decoding(step)
         step.prompt_tokens_left -= min(sum(1 + len(row.drafts) for row in step.rows), self._chunk_tokens // 2)
         for sequence in prompts:
@@ -122,9 +141,13 @@ class Scheduler:
         self._admit(step)
         if not step.rows:
             return None
-        plan = StepPlan(self._steps, tuple(step.admissions), tuple(step.rows))
+        copies, states = tuple(step.page_copies), self._prefixes.take_copies()
+        plan = StepPlan(self._steps, tuple(step.admissions), tuple(step.rows), copies, states)
         self._steps += 1
         self._flight.append((plan, step.sequences))
+        for row, sequence in zip(step.rows, step.sequences, strict=True):
+            if row.tokens:
+                self._prefixes.planned(sequence, row.tokens)
         return plan
 
     def _plan_decoding(self, step: _Step) -> list[Sequence]:
@@ -157,7 +180,9 @@ class Scheduler:
 
     def _plan_chunk(self, step: _Step, sequence: Sequence) -> None:
         """The next chunk of a running sequence's prompt, as long as the step has room for."""
+        assert sequence.holding is not None
         end = min(sequence.prefill_end, sequence.planned + step.prompt_tokens_left)
+        end = self._prefixes.clip(sequence.holding.lease, sequence.planned, end)
         updates = self._room(sequence, end)
         if updates is not None:
             tokens = sequence.known_tokens(sequence.planned, end)
@@ -180,10 +205,9 @@ class Scheduler:
 
     def _room(self, sequence: Sequence, tokens: int, *, preempting: bool = True) -> tuple[PageUpdate, ...] | None:
         """Pages for the sequence's first `tokens` tokens, preempting younger sequences for them, itself at the last."""
-        holding = sequence.holding
-        assert holding is not None
-        self._cache.drop_behind_windows(holding, sequence.planned)
-        while (updates := self._cache.extend(holding, tokens, sequence.prefill_end)) is None:
+        assert sequence.holding is not None
+        lease = sequence.holding.lease
+        while (updates := self._prefixes.extend(lease, sequence.planned, tokens, sequence.prefill_end)) is None:
             victim = self._youngest_idle() if preempting else None
             if victim is None:
                 return None
@@ -204,20 +228,32 @@ class Scheduler:
 
     def _admit(self, step: _Step) -> None:
         """Waiting sequences, in order, while there are slots, tokens in this step, and pages for their whole prompts."""
-        while self._waiting and step.prompt_tokens_left > 0 and self._cache.slots.free:
+        while self._waiting and step.prompt_tokens_left > 0 and self._slots.free:
             sequence = self._waiting.head()
-            end = len(sequence.request.prompt) + len(sequence.output)
-            first_chunk = min(end, step.prompt_tokens_left)
+            found = self._prefixes.look_up(sequence)
+            if found is None:
+                return
+            first_chunk = min(sequence.known, found.match.tokens + step.prompt_tokens_left)
             # One page for each running sequence stays free, or the newcomer would be preempted as soon as they grow.
-            if not self._cache.has_room(first_chunk, end, headroom_pages=len(self._running)):
+            if not self._prefixes.has_room(found, first_chunk, sequence.known, headroom_pages=len(self._running)):
                 return
             self._waiting.pop()
-            sequence.holding = self._cache.open()
-            sequence.planned, sequence.drafted, sequence.prefill_end = 0, 0, end
-            self._running[sequence.id] = sequence
-            output = tuple(sequence.output)
-            step.admissions.append(Admission(sequence.id, sequence.holding.slot, sequence.request, output))
+            self._begin(step, sequence, found)
             self._plan_chunk(step, sequence)
+
+    def _begin(self, step: _Step, sequence: Sequence, found: Lookup) -> None:
+        """Give a sequence a slot, and the pages with what is cached of it."""
+        opened = self._prefixes.open(sequence, found)
+        sequence.holding = Holding(self._slots.allocate(), opened.lease)
+        sequence.planned, sequence.drafted, sequence.prefill_end = opened.tokens, 0, sequence.known
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = opened.tokens
+        self._running[sequence.id] = sequence
+        step.page_copies += opened.copies
+        step.admissions.append(Admission(
+            sequence.id, sequence.holding.slot, sequence.request, tuple(sequence.output), opened.tokens,
+            self._prefixes.first_pages(opened.lease), opened.checkpoint.slot if opened.checkpoint else None,
+        ))
 
     # Committing
 
@@ -230,13 +266,32 @@ class Scheduler:
             sequence.in_flight -= 1
             sequence.unseen -= row.samples
             sequence.drafted -= len(row.drafts)
-            sequence.planned += len(row_result.tokens) - row.samples
+            if sequence.frozen:
+                sequence.planned -= 1
+            else:
+                sequence.planned += len(row_result.tokens) - row.samples
             if sequence.done:
-                if sequence.in_flight == 0:
-                    self._release(sequence)
+                self._drop_row(row_result, sequence)
             else:
                 self._commit_row(row, row_result, sequence)
+                if not row.tokens and sequence.holding is not None:
+                    self._prefixes.committed(sequence, sequence.planned - sequence.in_flight)
         return self.drain_events()
+
+    def _drop_row(self, result: RowResult, sequence: Sequence) -> None:
+        """What comes of a row that was in flight when its message ended is nobody's, but for the cache."""
+        if not sequence.frozen:
+            sequence.output.extend(result.tokens)
+            self._freeze(sequence, result.tokens)
+        if sequence.in_flight == 0:
+            self._release(sequence)
+
+    def _freeze(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
+        """Note whether tokens, the last of its output, have ended a message where the device sees that, and stops."""
+        request = sequence.request
+        ends = (*request.eos_ids, *request.params.stop_token_ids)
+        ended = len(sequence.output) >= request.max_tokens or any(token in ends for token in tokens)
+        sequence.frozen = self._verifies and ended
 
     def _commit_row(self, row: Row, result: RowResult, sequence: Sequence) -> None:
         if result.prompt_logprobs:
@@ -249,6 +304,7 @@ class Scheduler:
         if not sequence.prompt_counted:
             self._count_prompt(sequence)
         tokens, reason, stopped_by = self._accept(sequence, result.tokens)
+        sequence.frozen = self._verifies and reason is not None
         self._emit(sequence, tokens, result, reason, stopped_by)
 
     def _accept(
@@ -280,7 +336,8 @@ class Scheduler:
         if sequence.prompt_logprobs and len(sequence.output) == len(tokens):  # the first news of this request
             prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         event = TokenEvent(
-            sequence.request.id, tokens, result.logprobs[: len(tokens)], prompt_logprobs, 0, reason, stopped_by
+            sequence.request.id, tokens, result.logprobs[: len(tokens)], prompt_logprobs, sequence.cached_tokens or 0, reason,
+            stopped_by,
         )
         self._events.append(event)
         if reason is not None:
@@ -295,6 +352,7 @@ class Scheduler:
     def _count_prompt(self, sequence: Sequence) -> None:
         sequence.prompt_counted = True
         self._prompt_tokens += len(sequence.request.prompt)
+        self._cached_tokens += sequence.cached_tokens or 0
 
     # Ending
 
@@ -312,5 +370,6 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.holding is not None:
-            self._cache.close(sequence.holding)
+            self._prefixes.close(sequence)
+            self._slots.release(sequence.holding.slot)
             sequence.holding = None

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.cache.allocator import Holding
+from headrace.cache.prefix.lease import Lease
 from headrace.types import Request, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a running sequence has: a state slot, and its pages."""
+
+    slot: int
+    lease: Lease
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +24,9 @@ class Sequence:
     drafted: drafts of uncommitted rows: so many tokens more may be computed. prefill_end: tokens known when it took the slot
     (prompt, and what was generated before a preemption): up to there rows carry tokens, from there on the slot's own next
     token. in_flight, unseen: uncommitted rows, and how many of them will sample tokens. done: finished or cancelled, but rows
-    are still in flight; what it holds is given back when the last one is committed.
+    are still in flight; what it holds is given back when the last one is committed, and what they sample is in `output` too,
+    though nobody hears of it. frozen: where drafts are verified, the device computes nothing more of it. key: its known tokens
+    as bytes, once they were looked up. cached_tokens: of the prompt, when it first took a slot.
     """
 
     id: int
@@ -30,11 +40,19 @@ class Sequence:
     in_flight: int = 0
     unseen: int = 0
     done: bool = False
+    frozen: bool = False
     prompt_counted: bool = False
+    key: bytes = b""
+    cached_tokens: int | None = None
 
     @property
     def prefilling(self) -> bool:
         return self.planned < self.prefill_end
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.request.prompt) + len(self.output)
 
     @property
     def tokens_left(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cache.allocator import GONE
 from headrace.cache.layout import CacheGroup, CacheLayout
+from headrace.cache.pages import GONE
 from headrace.cache.policy.flops_per_byte import FlopsPerByte, flops_per_byte
 from headrace.cache.prefix.cache import PrefixCache
 from headrace.cache.prefix.lease import Lease, Opened

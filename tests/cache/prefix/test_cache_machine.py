@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from headrace.cache.allocator import GONE
 from headrace.cache.layout import CacheGroup, CacheLayout
+from headrace.cache.pages import GONE
 from headrace.cache.policy.flops_per_byte import FlopsPerByte
 from headrace.cache.prefix.cache import PrefixCache
 from headrace.cache.prefix.lease import Lease

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.cache.allocator import GONE
 from headrace.cache.layout import CacheLayout
-from headrace.cache.pages import PagePool
+from headrace.cache.pages import GONE, PagePool
 from headrace.cache.prefix.eviction import Eviction, Policy
 from headrace.cache.prefix.lease import Lease, Opened
 from headrace.cache.prefix.match import Match, Walk, find, first_read
@@ -148,6 +147,11 @@ class PrefixCache:
     def _obtainable(self, group: int) -> int:
         """Pages that are free or can be evicted."""
         return self.pools[group].free + self._nodes.owned[group] - self._nodes.locked[group]
+
+    @property
+    def unread_pages(self) -> tuple[int, ...]:
+        """Of each group, pages that are kept for later sequences and can be evicted."""
+        return tuple(owned - locked for owned, locked in zip(self._nodes.owned, self._nodes.locked, strict=True))
 
     def _wanted(self, tokens: int, reserve_tokens: int) -> list[int]:
         reserve = max(tokens, reserve_tokens)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from headrace.cache.allocator import GONE
-from headrace.cache.pages import PagePool
+from headrace.cache.pages import GONE, PagePool
 from headrace.cache.prefix.lazy_heap import LazyHeap, Priority
 from headrace.cache.prefix.match import first_read
 from headrace.cache.prefix.node import Checkpoint, Node

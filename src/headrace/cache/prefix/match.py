@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 
-from headrace.cache.allocator import GONE
+from headrace.cache.pages import GONE
 from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.node import Checkpoint, Node
 from headrace.cache.prefix.nodes import Nodes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from headrace.cache.allocator import GONE
 from headrace.cache.layout import CacheLayout
+from headrace.cache.pages import GONE
 from headrace.cache.prefix.node import Node
 from headrace.cache.prefix.tokens import TOKEN_BYTES
 

@@ -1,0 +1,199 @@
+"""The prefix cache as the scheduler uses it; what is done in which order: docs/decisions/0017-prefix-index.md."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+
+from headrace.cache.checkpoint_places import clip
+from headrace.cache.layout import CacheLayout
+from headrace.cache.policy.flops_per_byte import FlopsPerByte
+from headrace.cache.prefix.cache import PrefixCache
+from headrace.cache.prefix.lease import Lease, Opened
+from headrace.cache.prefix.match import Match
+from headrace.cache.prefix.miss import Miss
+from headrace.cache.prefix.prefills import Prefills
+from headrace.cache.prefix.settings import PrefixSettings
+from headrace.cache.prefix.tokens import TOKEN_BYTES, encode
+from headrace.scheduler.sequence import Sequence
+from headrace.types import PageUpdate, StateCopy
+
+LOG = logging.getLogger(__name__)
+LONG_TOKENS = 4096
+"""Of a prompt, so many that had to be computed are worth a line in the log."""
+_OFF = PrefixSettings(FlopsPerByte(1.0, 0.0, 1), split_tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What is cached of a waiting sequence's tokens, `key`. unread: why it is not to be used, if so. most: tokens that may be
+    reused, for the last one's logits are wanted. writes: whether what the sequence computes is cached.
+    """
+
+    key: bytes
+    most: int
+    match: Match
+    unread: Miss | None
+    writes: bool
+
+
+class Prefixes:
+    """Pages of the sequences and, with settings, what is kept of them. Without, pages are free as soon as a sequence ends."""
+
+    def __init__(self, layout: CacheLayout, settings: PrefixSettings | None) -> None:
+        self._layout = layout
+        self._on = settings is not None
+        self._settings = settings or _OFF
+        self._by_checkpoint = self._settings.places is not None
+        self.cache = PrefixCache(layout, self._settings.policy, layout.checkpoints if self._by_checkpoint else None)
+        self._prefills = Prefills(layout.page_tokens, self._settings.split_tokens)
+        self._nothing = Match(0, 0, None, locks=(0,) * len(layout.groups))
+        self._due: dict[int, int] = {}  # checkpoint slot -> the slot whose state the next plan copies there
+        self.hits = 0
+        self.misses: Counter[Miss] = Counter()
+
+    # A sequence begins
+
+    def look_up(self, sequence: Sequence) -> Lookup | None:
+        """What is cached for a waiting sequence; None while a running one computes more of what it begins with."""
+        request, most = sequence.request, sequence.known - 1
+        writes = self._on and request.params.cache_prompt
+        key = sequence.key = self._key(sequence) if writes else b""
+        unread = self._unread(sequence)
+        if unread is not None:
+            return Lookup(key, most, self._nothing, unread, writes)
+        match = self.cache.match(request.salt, key, most)
+        ahead = self._prefills.wait_for(request.salt, key, match.tokens, most)
+        return Lookup(key, most, match, None, writes) if ahead is None else None
+
+    @staticmethod
+    def _key(sequence: Sequence) -> bytes:
+        known = sequence.known
+        same = len(sequence.key) == known * TOKEN_BYTES
+        return sequence.key if same else encode(sequence.known_tokens(0, known))
+
+    def _unread(self, sequence: Sequence) -> Miss | None:
+        params = sequence.request.params
+        if not self._on or not params.cache_prompt:
+            return Miss.OPTED_OUT
+        scored = params.prompt_logprobs is not None and not sequence.output  # else they were sent with the first token
+        return Miss.PROMPT_LOGPROBS if scored else None
+
+    def has_room(self, found: Lookup, tokens: int, reserve_tokens: int, headroom_pages: int) -> bool:
+        """Whether the sequence's first `tokens` tokens find pages that leave `headroom_pages` to others in every group."""
+        return self.cache.has_room(found.match, tokens, reserve_tokens, headroom_pages)
+
+    def open(self, sequence: Sequence, found: Lookup) -> Opened:
+        """Begin a sequence with what was found."""
+        request = sequence.request
+        opened = self.cache.open(request.salt, found.key, found.most, unread=found.unread, writes=found.writes)
+        if found.writes:
+            self._prefills.begin(opened.lease, found.key, self._places(sequence, found.match, opened.tokens))
+        if self._on and sequence.cached_tokens is None:
+            self._count(sequence, opened)
+        return opened
+
+    def _places(self, sequence: Sequence, match: Match, resumed: int) -> tuple[int, ...] | None:
+        """Token counts at which the prompt's state is to be kept."""
+        if self._settings.places is None:
+            return None
+        split = min(match.known, sequence.known - 1)
+        splits = (split,) if split > resumed else ()
+        return self._settings.places.of_prompt(sequence.known, resumed, sequence.request.message_ends, splits)
+
+    def _count(self, sequence: Sequence, opened: Opened) -> None:
+        self.hits += opened.tokens > 0
+        if opened.miss is not None:
+            self.misses[opened.miss] += 1
+            computed = len(sequence.request.prompt) - opened.tokens
+            if computed >= LONG_TOKENS:
+                LOG.info("request %s: %d of %d prompt tokens are computed: %s", sequence.request.id, computed,
+                         len(sequence.request.prompt), opened.miss.value)
+
+    def first_pages(self, lease: Lease) -> tuple[PageUpdate, ...]:
+        """All pages that a sequence begins with."""
+        kept = enumerate(zip(lease.first_kept, lease.pages, strict=True))
+        return tuple(PageUpdate(group, first, tuple(pages[first:])) for group, (first, pages) in kept if pages[first:])
+
+    # It grows
+
+    def clip(self, lease: Lease, start: int, end: int) -> int:
+        """Where a chunk of its prompt has to stop, since its state is wanted there."""
+        return clip(start, end, self._prefills.places(lease))
+
+    def extend(self, lease: Lease, position: int, tokens: int, reserve_tokens: int) -> tuple[PageUpdate, ...] | None:
+        """Pages for its first `tokens` tokens, with nothing kept that no query at `position` or later can reach."""
+        self.cache.drop_behind_windows(lease, position)
+        return self.cache.extend(lease, tokens, reserve_tokens)
+
+    def take_copies(self) -> tuple[StateCopy, ...]:
+        """States that the plan in the making copies before its rows. Nothing more is opened for it."""
+        due, self._due = self._due, {}
+        self.cache.end_plan()
+        return tuple(StateCopy(slot, checkpoint) for checkpoint, slot in due.items())
+
+    def planned(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
+        """A complete plan computes these known tokens of the sequence, up to `sequence.planned`."""
+        holding = sequence.holding
+        assert holding is not None
+        self.cache.record(holding.lease, tokens)
+        places = self._prefills.places(holding.lease)
+        if sequence.planned in places[bisect_left(places, sequence.planned) :][:1]:
+            self._checkpoint(holding.lease, holding.slot)
+        if not sequence.prefilling:
+            self._prefills.end(holding.lease)
+
+    def committed(self, sequence: Sequence, tokens: int) -> None:
+        """The sequence's first `tokens` tokens are computed, and known."""
+        holding = sequence.holding
+        assert holding is not None
+        if holding.lease.writes:
+            recorded = holding.lease.recorded(self._layout.page_tokens)
+            self.cache.record(holding.lease, sequence.known_tokens(recorded, tokens))
+
+    def close(self, sequence: Sequence) -> None:
+        """The sequence ends or gives way, none of its rows in flight: what it computed is kept, its state at the end too."""
+        holding = sequence.holding
+        assert holding is not None
+        lease = holding.lease
+        if lease.writes:
+            self.committed(sequence, sequence.planned)
+            if lease.recorded(self._layout.page_tokens) == sequence.planned:
+                self._checkpoint(lease, holding.slot)
+        self._prefills.end(lease)
+        self.cache.close(lease)
+
+    def _checkpoint(self, lease: Lease, slot: int) -> None:
+        checkpoint = self.cache.checkpoint(lease)
+        if checkpoint is not None:
+            self._due[checkpoint] = slot
+
+    # What there is
+
+    @property
+    def pages_total(self) -> int:
+        return sum(pool.total for pool in self.cache.pools)
+
+    @property
+    def pages_cached(self) -> tuple[int, ...]:
+        """Pages of each group that are kept and that no running sequence reads."""
+        return self.cache.unread_pages
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that running sequences have."""
+        return sum(pool.total - pool.free for pool in self.cache.pools) - sum(self.pages_cached)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Of pages that are kept and that no running sequence reads."""
+        return sum(pages * size for pages, size in zip(self.pages_cached, self._settings.page_bytes, strict=False))
+
+    @property
+    def checkpoints(self) -> tuple[int, int, int]:
+        """Checkpoints that are kept, how many can be, and the bytes of those kept."""
+        slots = self.cache.checkpoint_slots
+        used = slots.total - slots.free
+        return used, slots.total, used * self._settings.checkpoint_bytes
