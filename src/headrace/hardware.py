@@ -13,7 +13,8 @@ from headrace.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """A device. On a CPU the memory is the machine's RAM; free_bytes is what is unused right now. capability: of a GPU, 86 for
-    compute capability 8.6. elsewhere: a card that is planned for, whatever is installed on this machine.
+    compute capability 8.6. elsewhere: a card that is planned for, whatever is installed on this machine. processors: a GPU's
+    streaming multiprocessors, 0 where nothing is known of them.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -23,6 +24,7 @@ class Hardware:
     has_bfloat16: bool = True
     capability: int = 0
     elsewhere: bool = False
+    processors: int = 0
 
 
 def detect(device: str) -> Hardware:
@@ -36,8 +38,9 @@ def detect(device: str) -> Hardware:
         why = "no GPU is visible" if built else f"PyTorch {torch.__version__} is built without CUDA"
         raise ConfigError(f"device cuda: {why}; use --device cpu, or run `headrace doctor`")
     free, total = torch.cuda.mem_get_info()
-    major, minor = torch.cuda.get_device_capability()
-    return Hardware("cuda", torch.cuda.get_device_name(), total, free, major >= 8, 10 * major + minor)
+    found = torch.cuda.get_device_properties()
+    capability, processors = 10 * found.major + found.minor, found.multi_processor_count
+    return Hardware("cuda", found.name, total, free, found.major >= 8, capability, processors=processors)
 
 
 def _cpu() -> Hardware:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headrace.kernels.sample.ranking import GPU_BLOCK_ELEMENTS, _by_packed_keys, _by_topk, ranked, ranked_in_blocks
-from headrace.plan.budget import RANKED_BYTES, RANKED_LOGITS
+from headrace.plan.workspace import RANKED_BYTES, RANKED_LOGITS
 
 
 def _sorted(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

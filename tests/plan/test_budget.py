@@ -13,6 +13,7 @@ from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, Weight, WeightMap
 from headrace.plan.budget import make_budget, state_bytes_per_sequence, weight_bytes
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
+from headrace.plan.workspace import Sizes, layers_bytes, logits_bytes
 
 GIB = 2**30
 FULL = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16))
@@ -118,12 +119,18 @@ def test_auto_types() -> None:
         resolve_dtypes(EngineConfig(dtype="bfloat16"), replace(GPU, has_bfloat16=False), "bfloat16")
 
 
-def test_a_gpus_workspace_is_activations_as_they_are_and_bounded_rows_of_logits() -> None:
+def test_a_gpus_logits_lie_where_the_layers_activations_were() -> None:
+    """So that only what they take more is a line; on a CPU each has its own."""
     config, model = EngineConfig(max_seqs=70, chunk_tokens=30, context=64, dtype="bfloat16"), spec(FULL)
     lines = [make_budget(model, WEIGHTS, each, config, Dtypes("bfloat16", "bfloat16", "float16")).lines for each in (GPU, CPU)]
     gpu, cpu = ([line.bytes for line in found if line.name in ("workspace", "logits workspace")] for found in lines)
-    assert gpu == [(30 + 70) * (256 + 4 * 32) * 2, 70 * 100 * (2 + 4 + 64)]
-    assert cpu == [(30 + 70) * (256 + 4 * 32) * 4, 3 * 70 * 100 * 4]
+    sizes = Sizes(70 + 15, 70, 0, 2, 132, 0, low_bit=False)
+    assert gpu == [layers_bytes(model, sizes)] and layers_bytes(model, sizes) > logits_bytes(model, sizes)
+    assert cpu == [85 * (256 + 4 * 32) * 4, 3 * 70 * 100 * 4]
+    wide = replace(model, vocab_size=50_000)
+    lines_of_wide = make_budget(wide, WEIGHTS, GPU, config, Dtypes("bfloat16", "bfloat16", "float16")).lines
+    both = sum(line.bytes for line in lines_of_wide if line.name in ("workspace", "logits workspace"))
+    assert both == logits_bytes(wide, sizes) == (85 + 70) * 32 * 2 + 70 * 50_000 * 4 + 2**21 * 76
 
 
 def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() -> None:
@@ -132,7 +139,7 @@ def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() ->
                         Weight("w.weight_scale", "w.weight_scale", (64, 1), dtype="float16")))
     assert weight_bytes(packed, "float32") == 64 * 16 * 4 + 64 * 32 + 64 * 2
     budget = make_budget(spec(FULL), packed, CPU, EngineConfig(max_seqs=1, context=16), F32)
-    assert [line.bytes for line in budget.lines if line.name == "low-bit workspace"] == [2**27]
+    assert [line.bytes for line in budget.lines if line.name == "low-bit workspace"] == [64 * 128 * 2 * (4 + 4)]
     plain = make_budget(spec(FULL), WEIGHTS, CPU, EngineConfig(max_seqs=1, context=16), F32)
     assert all(line.name != "low-bit workspace" for line in plain.lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -18,26 +18,30 @@ from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.extras import NONE, BudgetLine, Extras
 from headrace.plan.graph_rows import graph_bytes
 from headrace.plan.sampler_memory import sampler_bytes
+from headrace.plan.workspace import (
+    ASSUMED_PROCESSORS,
+    LOGIT_ROWS,
+    Sizes,
+    decoded_bytes,
+    kept_bytes,
+    layers_bytes,
+    logit_rows,
+    logits_bytes,
+    step_tokens,
+    table_bytes,
+    upload_bytes,
+)
 
 DEFAULT_MAX_SEQS = 64
 DEFAULT_GPU_FRACTION = 0.90
 CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
-LOW_BIT_WORKSPACE_BYTES = 2 * 64 * 2**20
-"""On a GPU, the most that kernels.low_bit_linear allocates: 64 MiB of decoded weights, or no more of sums in float32."""
 _SUMMED_BYTES = 2 * 4
 """Of an output of packed weights in a captured step: sums of two parts of the inputs, in float32."""
 _MOST_DEPTH = 2
 """Uncommitted plans that the loop holds at most, see plan.execution."""
 LOW_BIT_TYPES = ("int32", "int8", "uint8", "float8_e4m3fn")
 """Of weights that are decoded when they are used."""
-LOGIT_ROWS = 256
-"""Rows of logits computed at once at most where drafts are verified."""
-SCORED_ROWS = 64
-"""The same where prompts' log-probabilities are."""
-RANKED_LOGITS = 2**22
-RANKED_BYTES = 64
-"""On a GPU, logits that kernels.sample ranks at once, where draws or log-probabilities need it, and bytes of each meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def _sized(
     seqs: int, *, graphs: bool,
 ) -> tuple[tuple[BudgetLine, ...], int, str]:
     """(lines of fixed size, the cache's bytes, where they come from) of an engine of so many sequences."""
-    fixed = _fixed_lines(spec, weights, config, dtypes, seqs, drafts, extras, gpu=hardware.kind == "cuda", graphs=graphs)
+    fixed = _fixed_lines(spec, weights, hardware, config, dtypes, seqs, drafts, extras, graphs=graphs)
     return fixed, *_cache_bytes(spec, hardware, config, dtypes, sum(line.bytes for line in fixed), drafts, extras)
 
 
@@ -199,30 +203,27 @@ def _least_bytes(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, seqs: in
 
 
 def _fixed_lines(
-    spec: ModelSpec, weights: WeightMap, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int, extras: Extras, *,
-    gpu: bool, graphs: bool,
+    spec: ModelSpec, weights: WeightMap, hardware: Hardware, config: EngineConfig, dtypes: Dtypes, seqs: int, drafts: int,
+    extras: Extras, *, graphs: bool,
 ) -> tuple[BudgetLine, ...]:
     assert config.chunk_tokens is not None
-    tokens, slots = config.chunk_tokens + seqs * (1 + drafts), seqs + (graphs or drafts > 0)
-    width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
-    narrow, exact = itemsize(dtypes.compute), max(4, itemsize(dtypes.compute))
-    activations = tokens * (width + 4 * spec.hidden) * (narrow if gpu else exact)
-    rows = max(seqs, SCORED_ROWS, LOGIT_ROWS if drafts else 0)
-    logits = rows * spec.vocab_size
-    logits = logits * (narrow + exact) + min(logits, RANKED_LOGITS) * RANKED_BYTES if gpu else 3 * logits * exact
+    slots = seqs + (graphs or drafts > 0)
+    low_bit = any(weight.dtype in LOW_BIT_TYPES for weight in weights.weights)
     wide = widening_bytes(weights, dtypes.compute)
+    sizes = Sizes(
+        step_tokens(config.chunk_tokens, seqs, drafts), seqs, drafts, itemsize(dtypes.compute),
+        hardware.processors or ASSUMED_PROCESSORS, hardware.capability, low_bit and hardware.kind == "cuda",
+    )
     lines = [
         BudgetLine("weights", weight_bytes(weights, dtypes.compute) - wide,
                    f"{len(weights.weights)} tensors, plain ones in {dtypes.compute}"),
         *([BudgetLine("wide weights", wide, "norms and decays, which are kept in float32")] if wide else []),
         BudgetLine("sampler", sampler_bytes(slots, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
-        BudgetLine("workspace", activations, f"{tokens} tokens' activations"),
-        *([BudgetLine("logits workspace", logits, f"{rows} rows of logits at once, more of them in slices")] if logits else []),
+        *(_gpu_step_lines if hardware.kind == "cuda" else _cpu_step_lines)(spec, sizes),
+        _table_line(spec, config, dtypes, hardware, sizes, slots, extras, graphs=graphs),
     ]
-    low_bit = any(weight.dtype in LOW_BIT_TYPES for weight in weights.weights)
-    if low_bit:
-        why = "pieces of packed weights decoded for many rows, and sums of parts"
-        lines.append(BudgetLine("low-bit workspace", LOW_BIT_WORKSPACE_BYTES, why))
+    if low_bit and (hardware.kind == "cpu" or sizes.narrow > 2):
+        lines.append(BudgetLine("low-bit workspace", decoded_bytes(weights, sizes.exact), "the largest packed weight, decoded"))
     if drafts:
         slot_bytes = ring_bytes(spec, dtypes, drafts) + PROGRESS_BYTES
         why = f"{slots} slots of {slot_bytes:,} bytes for up to {drafts} drafts a row, one of them padding"
@@ -240,6 +241,39 @@ def _fixed_lines(
         state = state_bytes_per_sequence(spec, dtypes)
         lines.append(BudgetLine("padding", state + pages, "a state slot and a page for what no sequence may have"))
     return (*lines, *extras.lines)
+
+
+def _gpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
+    layers, logits = layers_bytes(spec, sizes), logits_bytes(spec, sizes)
+    yield BudgetLine("workspace", layers, f"the most of {sizes.tokens} tokens' activations that lies there at once in a layer")
+    if logits > layers:
+        rows = logit_rows(sizes.rows, sizes.drafts)
+        why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes, the layers' workspace among them"
+        yield BudgetLine("logits workspace", logits - layers, why)
+    why = "sums that kernels leave for each other, and cuBLAS's workspace, from the first step on"
+    yield BudgetLine("kernel buffers", kept_bytes(sizes), why)
+
+
+def _cpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
+    width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
+    why = f"{sizes.tokens} tokens' activations"
+    yield BudgetLine("workspace", sizes.tokens * (width + 4 * spec.hidden) * sizes.exact, why)
+    rows = logit_rows(sizes.rows, sizes.drafts)
+    if logits := 3 * rows * spec.vocab_size * sizes.exact:
+        yield BudgetLine("logits workspace", logits, f"{rows} rows of logits at once, more of them in slices")
+
+
+def _table_line(
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, hardware: Hardware, sizes: Sizes, slots: int, extras: Extras, *,
+    graphs: bool,
+) -> BudgetLine:
+    """Where sequences' pages are, and the numbers sent with each step, of no more pages than there could be."""
+    groups, context = extras.all_groups(spec), config.context or spec.max_context
+    wanted = sizes.rows * -(-context // config.page_tokens)
+    pages = sum(min(wanted, hardware.free_bytes // _page_bytes(group, config, dtypes)) for group in groups)
+    tables = table_bytes(len(groups), slots, context, sizes.drafts, config.page_tokens)
+    sent = upload_bytes(len(groups), sizes.rows, slots, sizes.tokens, pages, graphs=graphs)
+    return BudgetLine("tables", tables + sent, f"page lists of {slots} slots, and the numbers that are sent with a step")
 
 
 def _layer_width(spec: ModelSpec, index: int) -> int:

@@ -12,9 +12,9 @@ from headrace.kernels.ahead import compiling_ahead
 from headrace.kernels.dispatch import runs_triton
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
-from headrace.plan.budget import SCORED_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
+from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer
 from headrace.runner.draft_batch import DraftPacker
 from headrace.runner.page_tables import PageTables

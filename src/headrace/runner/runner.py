@@ -11,9 +11,9 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
-from headrace.plan.budget import SCORED_ROWS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
+from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer, SampledRows
 from headrace.runner.draft_batch import short_first, tokens_of
 from headrace.runner.drafting import Drafting

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.accept_drafts import DraftSlots, Drawn, accept_drafts, ends_message
-from headrace.plan.budget import LOGIT_ROWS
+from headrace.plan.workspace import LOGIT_ROWS
 from headrace.runner.draft_batch import DraftStep, Runs
 from headrace.runner.progress import pass_by
 from headrace.runner.sampler import Sampler, Scored

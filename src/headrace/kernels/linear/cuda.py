@@ -79,6 +79,13 @@ def _function(bf16: bool, x_rows: int, device: int, capability: int) -> CudaFunc
 @cache
 def _between_blocks(device: int) -> tuple[Tensor, Tensor]:
     """The sums that blocks leave for each other, and their flags, which are zero between kernels. For one stream at a time."""
+    sums, blocks = between_blocks()
+    return torch.empty(sums, dtype=torch.float32, device=f"cuda:{device}"), torch.zeros(
+        blocks, dtype=torch.int32, device=f"cuda:{device}"
+    )
+
+
+def between_blocks() -> tuple[int, int]:
+    """Numbers that blocks leave for each other at most, and such blocks."""
     blocks = MOST_OUTPUTS // ROWS * MOST_ROWS // x_rows_of(MOST_ROWS) * (_MOST_PARTS - 1)
-    sums = torch.empty(blocks, ROWS * x_rows_of(MOST_ROWS), dtype=torch.float32, device=f"cuda:{device}")
-    return sums, torch.zeros(blocks, dtype=torch.int32, device=f"cuda:{device}")
+    return blocks * ROWS * x_rows_of(MOST_ROWS), blocks

@@ -57,11 +57,13 @@ def sample(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, f
 def _sample_on_device(
     logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features]
 ) -> Tensor:
-    """All rows by the kernels, then those again that the kernels do not draw."""
+    """All rows by the kernels, then those again that the kernels do not draw, a bounded number at a time."""
     drawn = draw_on_device(logits, state, slots, positions)
     rest = [row for row, f in enumerate(features) if not draws_on_device(f)]
-    if rest:
-        rows, company = _upload(rest, logits.device), [features[row] for row in rest]
+    step = gpu_block_rows(logits.shape[-1])
+    for first in range(0, len(rest), step):
+        part = rest[first : first + step]
+        rows, company = _upload(part, logits.device), [features[row] for row in part]
         drawn[rows] = sample_by_ways(logits[rows], state, slots[rows], positions[rows], company)
     return drawn
 

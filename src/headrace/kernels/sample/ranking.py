@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GPU_BLOCK_ELEMENTS = 2**22
+GPU_BLOCK_ELEMENTS = 2**21
 """Logits that are ranked at once on a GPU at most, which bounds the temporaries: some 64 bytes each."""
 
 

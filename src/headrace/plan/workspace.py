@@ -1,0 +1,163 @@
+"""What a step takes on a GPU beside weights and cache, for a while or for good: counted as the decoder's modules allocate it.
+
+A step goes through the layers, then draws from logits: what one takes the other has had. In a layer the residual stream's
+vectors lie beside what the mixer or the MLP makes; the most of them counts. Sizes follow `layers/` and the wrappers in
+`kernels/`, of which the tests hold the constants equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, ModelSpec, WeightMap
+from headrace.plan.graph_rows import row_buckets
+
+SCORED_ROWS = 64
+"""Rows of logits computed at once at most where prompts' log-probabilities are."""
+LOGIT_ROWS = 256
+"""The same where drafts are verified."""
+RANKED_LOGITS = 2**21
+RANKED_BYTES = 76
+"""Logits that kernels.sample ranks at once, where draws or log-probabilities need it, and bytes of each meanwhile: 64 of the
+ranking, and copies of the logits as they are, adjusted, and gathered."""
+DECODED_BYTES = 64 * 2**20
+"""Pieces of packed weights that kernels.low_bit_linear decodes for many rows, but on Hopper."""
+SPLIT_TOKENS, SPLIT_QUERIES, SPLIT_RESIDENT = 32, 64, 3
+"""kernels.paged_attention splits rows of up to so many tokens, in blocks of so many queries of a key head at most, into items
+of which a processor holds a few at once."""
+PIECE_TOKENS, WIDE_PIECE_TOKENS = 64, 16
+"""kernels.gated_delta_rule works on pieces of a row of so many tokens, of 16 bits and of 32."""
+ASSUMED_PROCESSORS = 132
+"""Of a card that says nothing of them."""
+FEW_OUTPUTS_BYTES = 448 * (16 * 16 * 4 + 4)
+"""Sums that the blocks of linear's kernel leave for each other."""
+_HOPPER_LIBRARY_BYTES, _LIBRARY_BYTES = 32 << 20, 8_519_680
+"""cuBLAS's workspace for a stream, as PyTorch has it by default."""
+_UPLOAD_SPARE_WORDS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a step's sizes follow from. tokens: the most of a step; narrow: bytes of an activation; capability: 0 unknown."""
+
+    tokens: int
+    rows: int
+    drafts: int
+    narrow: int
+    processors: int
+    capability: int
+    low_bit: bool
+
+    @property
+    def exact(self) -> int:
+        """Bytes of what is kept in float32 or wider."""
+        return max(4, self.narrow)
+
+
+def step_tokens(chunk_tokens: int, rows: int, drafts: int) -> int:
+    """The most tokens of a step: those that decode, and of a chunk what they leave, half of it at least (scheduler)."""
+    decoding = rows * (1 + drafts)
+    return decoding + chunk_tokens - min(decoding, chunk_tokens // 2)
+
+
+def layers_bytes(spec: ModelSpec, sizes: Sizes) -> int:
+    """The most that lies there while a layer is computed."""
+    rotary = max((m.rope.rotary_dims for layer in spec.layers if isinstance(m := layer.mixer, AttentionSpec)), default=0)
+    return max(_layer_bytes(spec, layer, sizes) for layer in spec.layers) + sizes.tokens * (rotary * sizes.exact + 5 * 8)
+
+
+def _layer_bytes(spec: ModelSpec, layer: LayerSpec, sizes: Sizes) -> int:
+    mixer = layer.mixer
+    mixing = _attention_bytes if isinstance(mixer, AttentionSpec) else _gated_delta_bytes
+    return max(mixing(spec, mixer, sizes), _mlp_bytes(spec, layer, sizes))  # type: ignore[arg-type]
+
+
+def _mlp_bytes(spec: ModelSpec, layer: LayerSpec, sizes: Sizes) -> int:
+    """The stream before the layer (two vectors), the mixer's, the new one and its norm; gate and up, and their product."""
+    inner = layer.mlp.intermediate
+    gate_up = (4 if layer.mlp.bias else 2) * inner
+    decoded = DECODED_BYTES if _decodes(sizes) else 0
+    stream = 5 * spec.hidden
+    gating = sizes.tokens * (stream + gate_up + inner) * sizes.narrow
+    multiplying = sizes.tokens * (stream + gate_up) * sizes.narrow + decoded
+    down = sizes.tokens * (stream + inner + (2 if layer.mlp.bias else 1) * spec.hidden) * sizes.narrow + decoded
+    return max(gating, multiplying, down)
+
+
+def _attention_bytes(spec: ModelSpec, mixer: AttentionSpec, sizes: Sizes) -> int:
+    """q, k, v and gate as one product, q again, rotated, the result; and sums of rows whose keys are split."""
+    queries = mixer.heads * mixer.head_dim
+    product = queries * (2 if mixer.gated else 1) + 2 * mixer.kv_heads * mixer.head_dim
+    made = max(product * (2 if mixer.qkv_bias else 1), product + 2 * queries)
+    longest = min(SPLIT_TOKENS, sizes.tokens)
+    blocks = mixer.kv_heads * -(-longest * mixer.heads // (mixer.kv_heads * SPLIT_QUERIES))
+    items = sizes.rows + SPLIT_RESIDENT * sizes.processors // blocks
+    sums = items * longest * mixer.heads * (mixer.head_dim + 2) * 4
+    decoded = DECODED_BYTES if _decodes(sizes) else 0
+    return sizes.tokens * (4 * spec.hidden + made) * sizes.narrow + max(sums, decoded)
+
+
+def _gated_delta_bytes(spec: ModelSpec, mixer: GatedDeltaSpec, sizes: Sizes) -> int:
+    """q, k, v, z as one product, convolved q, k, v, what the rule makes of the pieces of every row, and its result."""
+    values = mixer.value_heads * mixer.value_dim
+    product = mixer.conv_channels + values + 2 * mixer.value_heads
+    size = PIECE_TOKENS if sizes.narrow == 2 else WIDE_PIECE_TOKENS
+    pieces = sizes.tokens // size + min(sizes.rows, sizes.tokens // 2)
+    unit = 2 * mixer.key_heads * mixer.key_dim * sizes.narrow
+    square = mixer.value_heads * (2 * size * sizes.narrow + 4)
+    between = sizes.tokens * (mixer.conv_channels + values) * sizes.narrow + pieces * size * (unit + square)
+    decoded = DECODED_BYTES if _decodes(sizes) else 0
+    return sizes.tokens * (4 * spec.hidden + product) * sizes.narrow + max(between, decoded)
+
+
+def _decodes(sizes: Sizes) -> bool:
+    return sizes.low_bit and sizes.capability != 90
+
+
+def logit_rows(rows: int, drafts: int) -> int:
+    """Rows of logits that are there at once."""
+    return max(rows, SCORED_ROWS, LOGIT_ROWS if drafts else 0)
+
+
+def logits_bytes(spec: ModelSpec, sizes: Sizes) -> int:
+    """The most that lies there while tokens are drawn or scored, the hidden states of the step's tokens among it."""
+    logits = logit_rows(sizes.rows, sizes.drafts) * spec.vocab_size
+    if not logits:
+        return 0
+    ranking = min(logits, RANKED_LOGITS) * RANKED_BYTES
+    return (sizes.tokens + sizes.rows) * spec.hidden * sizes.narrow + logits * sizes.exact + max(logits * sizes.narrow, ranking)
+
+
+def kept_bytes(sizes: Sizes) -> int:
+    """What kernels and cuBLAS keep from the first step on."""
+    library = _HOPPER_LIBRARY_BYTES if sizes.capability == 90 else _LIBRARY_BYTES
+    return library + FEW_OUTPUTS_BYTES + (low_bit_sums_bytes(sizes.processors) if sizes.low_bit else 0)
+
+
+def low_bit_sums_bytes(processors: int) -> int:
+    """Sums that workers of kernels.low_bit_linear leave for each other: two tiles of each, and of its kernel for few rows."""
+    tiles, others = 6 * processors, 3
+    return 2 * processors * 32_768 * 4 + others * ((tiles + 4) * 16 * 8 * 4 + tiles * 4)
+
+
+def decoded_bytes(weights: WeightMap, exact: int) -> int:
+    """Of the largest packed weight where kernels.low_bit_linear's reference decodes it: codes, twice, and numbers, twice."""
+    four = max((prod(weight.shape) * 8 for weight in weights.weights if weight.dtype == "int32"), default=0)
+    eight = max(
+        (prod(weight.shape) * (4 if weight.transform == "offset_bytes" else 1)
+         for weight in weights.weights if weight.dtype == "int8"), default=0,
+    )
+    return max(four * 2 * (4 + exact), eight * 2 * exact)
+
+
+def table_bytes(groups: int, pool_slots: int, context: int, drafts: int, page_tokens: int) -> int:
+    """Of `runner.page_tables.PageTables`: int64 for every page that a slot may have."""
+    return groups * pool_slots * -(-(context + drafts) // page_tokens) * 8
+
+
+def upload_bytes(groups: int, rows: int, pool_slots: int, tokens: int, pages: int, *, graphs: bool) -> int:
+    """Of the numbers that are sent with a step (`runner.batch.Packer`), and with each captured one, without drafts."""
+    words = 5 * tokens + 6 * min(tokens, pool_slots) + 2 * pages + 8 + _UPLOAD_SPARE_WORDS
+    sizes = row_buckets(rows) if graphs else ()
+    return 8 * (words + sum((6 + 2 * groups) * size + _UPLOAD_SPARE_WORDS for size in sizes))

@@ -1,0 +1,78 @@
+"""What a step takes beside weights and cache: against what was measured on a GPU, and against what the runner allocates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.plan.test_budget import DELTA, FULL, spec
+
+from headrace.cache.layout import CacheLayout, cache_groups
+from headrace.kernels.card import Card
+from headrace.kernels.gated_delta_rule.triton import choose_tiles
+from headrace.kernels.linear import cuda as linear_cuda
+from headrace.kernels.low_bit_linear import cuda as low_bit_cuda
+from headrace.kernels.low_bit_linear import forms, tile_forms
+from headrace.kernels.paged_attention.triton import SPLIT_QUERIES as SPLIT_TOKENS
+from headrace.plan import workspace
+from headrace.plan.shapes import declared_model
+from headrace.plan.workspace import Sizes, layers_bytes, low_bit_sums_bytes, step_tokens, table_bytes, upload_bytes
+from headrace.runner.batch import Packer
+from headrace.runner.page_tables import PageTables
+
+MODEL = declared_model("qwen3.8-27b:w4a16-head8").spec
+LONE = Sizes(2048, 1, 0, 2, 132, 90, low_bit=True)
+
+
+def test_a_lone_prompt_takes_what_was_measured() -> None:
+    """On an H200, PyTorch 2.11: 319,310,848 bytes at most while prompts of 2,048 tokens ran through the 27B shape in 4 bits."""
+    assert 1 <= layers_bytes(MODEL, LONE) / 319_310_848 < 1.001
+
+
+def test_many_short_prompts_take_more_than_a_long_one() -> None:
+    """Each row's piece of the recurrence is a whole one."""
+    assert layers_bytes(MODEL, replace(LONE, rows=64)) > layers_bytes(MODEL, LONE)
+
+
+@pytest.mark.parametrize(
+    ("capability", "low_bit", "more"), [(90, True, 0), (86, True, workspace.DECODED_BYTES), (86, False, 0)]
+)
+def test_packed_weights_are_decoded_but_on_hopper(capability: int, low_bit: bool, more: int) -> None:
+    """Where few tokens' activations leave no room for them."""
+    few = replace(LONE, tokens=1, capability=90)
+    found = layers_bytes(MODEL, replace(few, capability=capability, low_bit=low_bit))
+    assert abs(found - layers_bytes(MODEL, few) - more) < 2**22
+
+
+@pytest.mark.parametrize(
+    ("chunk", "rows", "drafts", "tokens"), [(2048, 64, 0, 2048), (64, 64, 0, 96), (64, 1, 7, 64), (1, 4, 0, 5)]
+)
+def test_decoding_rows_leave_half_of_a_chunk(chunk: int, rows: int, drafts: int, tokens: int) -> None:
+    assert step_tokens(chunk, rows, drafts) == tokens
+
+
+@pytest.mark.parametrize("processors", [8, 82, 132])
+def test_sums_are_those_of_the_kernels(processors: int) -> None:
+    card = Card(90, processors, 0)
+    few, flags = forms.few_rows_between_blocks(card)
+    assert low_bit_sums_bytes(processors) == 4 * (tile_forms.sums_of(card) + few + flags)
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    assert workspace.DECODED_BYTES == low_bit_cuda.WORKSPACE_BYTES
+    assert workspace.SPLIT_TOKENS == SPLIT_TOKENS
+    for dtype, size in ((torch.float16, workspace.PIECE_TOKENS), (torch.float32, workspace.WIDE_PIECE_TOKENS)):
+        assert choose_tiles(128, 128, dtype).size == size
+    sums, blocks = linear_cuda.between_blocks()
+    assert workspace.FEW_OUTPUTS_BYTES == 4 * (sums + blocks)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_tables_are_as_large_as_planned(padding: bool) -> None:
+    model = spec(FULL, DELTA)
+    layout = CacheLayout(cache_groups(model), 16, (40,), 5, padding)
+    tables = PageTables(layout, 300, torch.device("cpu"))
+    assert tables.entries.nbytes == table_bytes(1, layout.pool_slots, 300, 0, 16)
+    packer = Packer(tables, 70, 40, torch.device("cpu"))
+    assert packer._upload._target.nbytes == upload_bytes(1, 5, layout.pool_slots, 70, 40, graphs=False)
