@@ -52,8 +52,9 @@ class Pools:
     keys, values: [pages, page_tokens, kv_heads, head_dim] of the layer's cache group; of 8-bit codes, with key_scales and
     value_scales [pages, page_tokens, kv_heads] fp16. states: S transposed, [slots,
     value_heads, value_dim, key_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first,
-    [slots, conv_width - 1, conv_channels]. group_of: the layer's cache group. Only where rows may carry drafts: rings, and
-    pending and parity [slots] int32 of all layers together, see kernels.gated_delta_verify.
+    [slots, conv_width - 1, conv_channels]. Of both, checkpoints lie behind the slots that rows may have. group_of: the layer's
+    cache group. Only where rows may carry drafts: rings, and pending and parity [slots] int32 of all layers together, see
+    kernels.gated_delta_verify.
     """
 
     keys: tuple[Tensor | None, ...]

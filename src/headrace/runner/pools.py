@@ -48,8 +48,8 @@ def _pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, arena: Arena) -
             values.append(None)
             for scales in (key_scales, value_scales) if has_scales(dtypes.kv) else ():
                 scales.append(None)
-            states.append(arena.take((layout.pool_slots, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type))
-            tails.append(arena.take((layout.pool_slots, mixer.conv_width - 1, mixer.conv_channels), tail_type))
+            states.append(arena.take((layout.pool_states, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type))
+            tails.append(arena.take((layout.pool_states, mixer.conv_width - 1, mixer.conv_channels), tail_type))
     groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
     pools = Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups, tuple(key_scales), tuple(value_scales))
     return _with_rings(pools, spec, layout, dtypes, arena) if layout.drafts else pools

@@ -26,10 +26,10 @@ def draft_slots(pools: Pools, sampler: Sampler, device: torch.device) -> DraftSl
 
 
 def begin(slots: DraftSlots, admissions: Sequence[Admission]) -> None:
-    """The admitted slots are at the start of new sequences, whose last token is sampled at the latest where they end."""
+    """The admitted slots are where their sequences begin, whose last token is sampled at the latest where they end."""
     for admission in admissions:
         request = admission.request
-        slots.positions[admission.slot] = 0
+        slots.positions[admission.slot] = admission.start
         slots.ends[admission.slot] = len(request.prompt) + max(0, request.max_tokens - 1)
         slots.frozen[admission.slot] = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer, SampledRows
+from headrace.runner.copies import copy_pages, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
 from headrace.runner.drafting import Drafting
 from headrace.runner.graphs import DecodeGraphs
@@ -23,7 +25,7 @@ from headrace.runner.pools import allocate_pools, clear_slot
 from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.scores import TokenScores
 from headrace.runner.verify import DrawnRuns
-from headrace.types import Admission, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
+from headrace.types import Admission, PageUpdate, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step, behind those started before. On a CPU it is finished when this returns."""
-        self._admit(plan.admissions)
+        self._prepare(plan)
         if self._drafting is not None:
             rows = short_first(plan.rows)
             drafted, hidden = self._drafting.run(rows)
@@ -136,9 +138,8 @@ class Runner:
     @torch.inference_mode()
     def assume(self, plan: StepPlan) -> None:
         """Take the plan's rows, of known tokens, as computed: the cache is what they leave behind."""
-        self._admit(plan.admissions)
-        places = self._tables.places((row.slot, update) for row in plan.rows for update in row.page_updates)
-        self._tables.apply(*(torch.tensor(part, dtype=torch.int64, device=self._device) for part in places))
+        self._prepare(plan)
+        self._set_pages((row.slot, update) for row in plan.rows for update in row.page_updates)
         for row in plan.rows:
             if self._drafting is not None:
                 self._drafting.slots.positions[row.slot] = row.start + len(row.tokens)
@@ -174,9 +175,26 @@ class Runner:
         """Let go of every tensor."""
         del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs, self._drafting
 
+    def _prepare(self, plan: StepPlan) -> None:
+        """All that a plan wants done before its rows."""
+        if plan.page_copies:
+            copy_pages(self._pools, plan.page_copies, self._device)
+        if plan.checkpoints:
+            keep_states(self._pools, plan.checkpoints, self.layout.pool_slots, self._device)
+        self._admit(plan.admissions)
+        if any(admission.pages for admission in plan.admissions):
+            self._set_pages((each.slot, update) for each in plan.admissions for update in each.pages)
+
+    def _set_pages(self, updates: Iterable[tuple[int, PageUpdate]]) -> None:
+        indices, pages = (torch.tensor(part, dtype=torch.int64) for part in self._tables.places(updates))
+        self._tables.apply(indices.to(self._device, non_blocking=True), pages.to(self._device, non_blocking=True))
+
     def _admit(self, admissions: tuple[Admission, ...]) -> None:
         for admission in admissions:
-            clear_slot(self._pools, admission.slot)
+            if admission.checkpoint is None:
+                clear_slot(self._pools, admission.slot)
+            else:
+                resume_state(self._pools, admission.slot, admission.checkpoint, self.layout.pool_slots)
             self._requests[admission.slot] = admission.request
             self._scores_due[admission.slot] = admission.request.params.prompt_logprobs is not None and not admission.output
         if admissions:
