@@ -12,6 +12,7 @@ KV_DTYPES = ("auto", "bf16", "fp16", "fp8", "int8")
 STATE_DTYPES = ("auto", "fp16", "fp32")
 LOOPS = ("auto", "plain", "overlapped")
 GRAPHS = ("auto", "on", "off")
+SWITCH = ("on", "off")
 KV_SCALES = ("token-head", "one")
 VISION = ("auto", "on", "off")
 SPECULATE = ("auto", "off", "lookup", "mtp", "dflash")
@@ -60,12 +61,24 @@ class EngineConfig:
         None, "Memory for KV pages and state slots; on a CPU the default is what context x max-seqs needs, at most a quarter "
         "of the RAM.", metavar="N"
     )
+    prefix_cache: str = setting(
+        "on", "Whether what requests computed is kept in pages that nobody else needs, for later ones that begin alike.",
+        choices=SWITCH
+    )
+    gpu_checkpoint_bytes: int | None = setting(
+        None, "Of the cache, bytes for recurrent states kept where conversations resume; if not given, as many states as "
+        "sequences, in an eighth of the cache at most.", metavar="N"
+    )
     loop: str = setting(
         "auto", "plain waits for each step before it plans the next; overlapped plans it meanwhile, and gives the same tokens. "
         "auto is overlapped on a GPU.", choices=LOOPS
     )
     graphs: str = setting(
         "auto", "Whether decode steps are captured as CUDA graphs at start; auto is on with a GPU.", choices=GRAPHS
+    )
+    verify_fit: bool = setting(
+        False, "At start, fill the cache to its last byte, run the largest steps there can be and say what that took, beside "
+        "the plan, line by line; refuse to start if it is over 1 % more."
     )
     random_weights: str | None = setting(
         None, "Instead of a model, the named shape with random weights made on the device, for benchmarks.",
@@ -110,8 +123,6 @@ class PlanConfig:
                                        metavar="N")
     drafter: str | None = setting(None, "Directory of the drafter for --speculate dflash; the published one if not given.",
                                   metavar="DIR")
-    prefix_cache: str = setting("off", "Whether states are kept where conversations resume.", choices=("on", "off"))
-    gpu_checkpoint_bytes: int = setting(0, "Of the cache, bytes for checkpoints of states on the card.", metavar="N")
     ram_cache_bytes: int = setting(0, "Host memory for checkpoints and pages.", metavar="N")
     ssd_cache: str | None = setting(None, "Directory for checkpoints and pages that outlive the engine.", metavar="DIR")
     ssd_cache_bytes: int = setting(0, "Most bytes in that directory.", metavar="N")

@@ -131,11 +131,22 @@ def test_logits_are_bounded() -> None:
 
 def test_checkpoints_are_out_of_the_caches_bytes() -> None:
     settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --cache-bytes 4000000000 --users 2"
-    without = plan(settings)
-    kept = plan(f"{settings} --prefix-cache on --gpu-checkpoint-bytes 500000000")
-    assert line(kept, "staging slots") == 2 * 78_446_592 and line(kept, "gpu checkpoints") == 500_000_000
-    pages = -(-(500_000_000 + 2 * 78_446_592) // (16 * 65_536))
+    without = plan(f"{settings} --prefix-cache off")
+    assert not {"staging slots", "gpu checkpoints"} & {line["name"] for line in without["lines"]}
+    kept = plan(f"{settings} --gpu-checkpoint-bytes 500000000 --ram-cache-bytes 1000000000")
+    assert line(kept, "staging slots") == 2 * 78_446_592 and line(kept, "gpu checkpoints") == 6 * 78_446_592
+    pages = -(-8 * 78_446_592 // (16 * 65_536))
     assert pages - 1 <= (without["capacity_tokens"] - kept["capacity_tokens"]) // 16 <= pages
+
+
+def test_checkpoints_that_are_not_asked_for() -> None:
+    """An eighth of the cache, but not of the context that is asked for; as many as sequences at most, but some for one."""
+    settings = "qwen3.8-27b:w4a16 --gpu h200 --cache-bytes 4000000000 --users 1"
+    assert line(plan(settings), "gpu checkpoints") == 500_000_000 // 78_446_592 * 78_446_592
+    most = (4_000_000_000 - 2 * 78_446_592) // 65_536 - 16
+    assert line(plan(f"{settings} --context {most}"), "gpu checkpoints") == 78_446_592
+    assert line(plan("qwen3.8-27b:w4a16 --gpu h200 --users 1"), "gpu checkpoints") == 8 * 78_446_592
+    assert line(plan("qwen3.8-27b:w4a16 --gpu h200"), "gpu checkpoints") == 64 * 78_446_592
 
 
 def test_the_most_that_fits_is_the_most() -> None:
@@ -186,7 +197,7 @@ def test_suggestions_are_of_all_kinds() -> None:
 
 
 def test_a_desktop_takes_what_it_is_said_to() -> None:
-    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --users 1"
+    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --users 1 --prefix-cache off"
     without, beside = plan(settings), plan(f"{settings} --desktop-bytes 1000000000")
     assert line(beside, "desktop") == 1_000_000_000
     pages = (without["capacity_tokens"] - beside["capacity_tokens"]) // 16

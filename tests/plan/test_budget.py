@@ -146,7 +146,7 @@ def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() ->
 
 def test_padding_is_beside_the_cache() -> None:
     """Bytes that are given for the cache are keys, values and states, whatever graphs need."""
-    model, config = spec(FULL, DELTA), EngineConfig(cache_bytes=500_000, max_seqs=3)
+    model, config = spec(FULL, DELTA), EngineConfig(cache_bytes=500_000, max_seqs=3, prefix_cache="off")
     state = state_bytes_per_sequence(model, F32)
     for graphs in ("on", "off"):
         card = replace(GPU, elsewhere=True)

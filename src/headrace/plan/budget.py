@@ -36,6 +36,10 @@ DEFAULT_MAX_SEQS = 64
 DEFAULT_GPU_FRACTION = 0.90
 CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
+CHECKPOINT_SHARE = 8
+"""Checkpoints of states take at most one part in this many of the cache, unless told otherwise."""
+LEAST_CHECKPOINTS = 8
+"""So many are wanted however few sequences run: a conversation has some at its end, and there are others."""
 _SUMMED_BYTES = 2 * 4
 """Of an output of packed weights in a captured step: sums of two parts of the inputs, in float32."""
 _MOST_DEPTH = 2
@@ -172,6 +176,8 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
     given = [n for n in ("memory_bytes", "memory_fraction", "cache_bytes") if getattr(config, n) is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one")
+    if config.gpu_checkpoint_bytes is not None and config.gpu_checkpoint_bytes < 0:
+        raise ConfigError(f"gpu_checkpoint_bytes must be 0 or more, not {config.gpu_checkpoint_bytes}")
     if config.context == 1:
         raise ConfigError("context must be 2 or more, not 1: a prompt and an answer of a token each")
     if config.context is not None and config.context > spec.max_context:
@@ -318,6 +324,8 @@ def _cpu_default(
     seqs = config.max_seqs or DEFAULT_MAX_SEQS
     context = config.context or spec.max_context
     wanted = full_cache_bytes(spec, config, dtypes, context, seqs, drafts, extras)
+    if config.prefix_cache == "on" and config.gpu_checkpoint_bytes is None:
+        wanted += max(seqs, LEAST_CHECKPOINTS) * state_bytes_per_sequence(spec, dtypes)
     most = hardware.memory_bytes // CPU_CACHE_SHARE
     if wanted <= most:
         return wanted, f"which holds {seqs} sequences of {context} tokens"
@@ -327,12 +335,20 @@ def _cpu_default(
 def full_cache_bytes(
     spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, context: int, seqs: int, drafts: int, extras: Extras
 ) -> int:
-    """Bytes of a cache that holds `seqs` sequences of `context` tokens at once. config.chunk_tokens must be given."""
+    """Bytes of a cache that holds `seqs` sequences of `context` tokens at once, and the checkpoints that are asked for.
+    config.chunk_tokens must be given.
+    """
     pages = sum(
         _group_pages(group, config, context, seqs, drafts) * _page_bytes(group, config, dtypes)
         for group in extras.all_groups(spec)
     )
-    return seqs * state_bytes_per_sequence(spec, dtypes) + pages + sum(line.bytes for line in extras.cached)
+    states = seqs + _asked_checkpoints(spec, config, dtypes)
+    return states * state_bytes_per_sequence(spec, dtypes) + pages + sum(line.bytes for line in extras.cached)
+
+
+def _asked_checkpoints(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes) -> int:
+    state = state_bytes_per_sequence(spec, dtypes)
+    return (config.gpu_checkpoint_bytes or 0) // state if state and config.prefix_cache == "on" else 0
 
 
 def _group_pages(group: CacheGroup, config: EngineConfig, context: int, seqs: int, drafts: int) -> int:
@@ -354,18 +370,37 @@ def _buy(
     spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, seqs: int, drafts: int, extras: Extras, *,
     padding: bool,
 ) -> CacheLayout:
-    """State slots first, then the pages that windows can ever need, and as many full-context pages as the rest has room for."""
+    """State slots first, then the pages that windows can ever need, checkpoints of states (unless they are asked for, no more
+    than leave the context that is asked for), and as many full-context pages as the rest has room for.
+    """
     groups, context = extras.all_groups(spec), config.context or spec.max_context
     left = cache_bytes - seqs * state_bytes_per_sequence(spec, dtypes) - sum(line.bytes for line in extras.cached)
     windows = {g.index: _group_pages(g, config, context, seqs, drafts) for g in groups if g.window is not None}
     left -= sum(count * _page_bytes(groups[index], config, dtypes) for index, count in windows.items())
     full_bytes = sum(_page_bytes(group, config, dtypes) for group in groups if group.window is None)
+    context_bytes = -(-(config.context or 1) // config.page_tokens) * full_bytes
+    checkpoints = _checkpoints(spec, config, dtypes, cache_bytes, left - context_bytes, seqs)
+    left -= checkpoints * state_bytes_per_sequence(spec, dtypes)
     # A context that all sequences can have needs no more pages; groups of full context hold the same tokens.
     full = min(seqs * -(-context // config.page_tokens), max(0, left) // full_bytes) if full_bytes else 0
     pages = [(group.index, windows.get(group.index, full)) for group in groups]
     if left < 0 or any(count == 0 for _, count in pages):
         raise ConfigError(_too_small(spec, config, dtypes, cache_bytes, seqs, extras))
-    return CacheLayout(groups, config.page_tokens, tuple(count for _, count in sorted(pages)), seqs, padding, drafts)
+    counts = tuple(count for _, count in sorted(pages))
+    return CacheLayout(groups, config.page_tokens, counts, seqs, padding, drafts, checkpoints)
+
+
+def _checkpoints(
+    spec: ModelSpec, config: EngineConfig, dtypes: Dtypes, cache_bytes: int, spare_bytes: int, seqs: int
+) -> int:
+    """Of recurrent states: those asked for, or as many as sequences, in their share of the cache and what is spare of it."""
+    state = state_bytes_per_sequence(spec, dtypes)
+    if not state or config.prefix_cache == "off":
+        return 0
+    if config.gpu_checkpoint_bytes is not None:
+        return _asked_checkpoints(spec, config, dtypes)
+    most = min(cache_bytes // CHECKPOINT_SHARE, max(0, spare_bytes)) // state
+    return min(max(seqs, LEAST_CHECKPOINTS), most)
 
 
 def _too_small(
@@ -409,4 +444,7 @@ def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[
     if state_bytes:
         why = f"{layout.slots} sequences of {state_bytes:,} bytes, {dtypes.state}"
         lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))
+    if layout.checkpoints:
+        why = f"{layout.checkpoints} states of {state_bytes:,} bytes, kept where conversations resume"
+        lines.append(BudgetLine("gpu checkpoints", layout.checkpoints * state_bytes, why))
     return lines

@@ -100,6 +100,8 @@ def _at_once(case: Case, context: int, users: int) -> Outcome:
 
 def _needed(case: Case, stage: Stage, context: int, users: int) -> Budget:
     config = replace(case.config, context=context, max_seqs=users, memory_bytes=None, memory_fraction=None)
+    if config.gpu_checkpoint_bytes is None:  # what is left over is theirs
+        config = replace(config, gpu_checkpoint_bytes=0)
     config = replace(config, chunk_tokens=chunk_tokens(config, stage.hardware))
     cache = full_cache_bytes(stage.spec, config, case.dtypes, context, users, case.drafts, stage.extras)
     return _budget(case, stage, replace(config, cache_bytes=max(1, cache)), unlimited(stage.hardware))

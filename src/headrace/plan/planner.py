@@ -77,7 +77,7 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value}")
-    for name in ("desktop_bytes", "gpu_checkpoint_bytes", "ram_cache_bytes", "ssd_cache_bytes"):
+    for name in ("desktop_bytes", "ram_cache_bytes", "ssd_cache_bytes"):
         if getattr(settings, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, not {getattr(settings, name)}")
     check_settings(model.spec, request.engine)
@@ -90,9 +90,11 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     stages = split(
         model.spec, model.weight_map, devices, dtypes, _vision(model, settings), _extras(model, settings, dtypes, drafter)
     )
-    stages = tuple(replace(stage, extras=_with_checkpoints(stage.extras, stage.spec, settings, dtypes, len(stages)))
-                   for stage in stages)
-    case = Case(stages, request.engine, dtypes, drafter.drafts, model.spec.max_context)
+    stages = tuple(replace(stage, extras=_with_staging(stage.extras, stage.spec, request, dtypes)) for stage in stages)
+    engine = request.engine
+    if engine.gpu_checkpoint_bytes is not None:
+        engine = replace(engine, gpu_checkpoint_bytes=engine.gpu_checkpoint_bytes // len(stages))
+    case = Case(stages, engine, dtypes, drafter.drafts, model.spec.max_context)
     return Plan(request, model, tuple(cards), dtypes, drafter, case)
 
 
@@ -127,15 +129,13 @@ def _extras(model: Model, settings: PlanConfig, dtypes: Dtypes, drafter: Drafter
     )
 
 
-def _with_checkpoints(extras: Extras, spec: ModelSpec, settings: PlanConfig, dtypes: Dtypes, cards: int) -> Extras:
-    """States that are kept on the card, and two on their way elsewhere, out of the cache's bytes."""
-    if settings.prefix_cache == "off":
-        return extras
+def _with_staging(extras: Extras, spec: ModelSpec, request: Request, dtypes: Dtypes) -> Extras:
+    """States on their way to host memory or disk, out of the cache's bytes."""
+    elsewhere = request.plan.ram_cache_bytes or request.plan.ssd_cache
     staged = STAGED_SLOTS * state_bytes_per_sequence(spec, dtypes)
-    lines = [BudgetLine("staging slots", staged, "folded states that are being copied away")] if staged else []
-    if kept := settings.gpu_checkpoint_bytes // cards:
-        lines.append(BudgetLine("gpu checkpoints", kept, "states kept on the card, as asked for"))
-    return replace(extras, cached=tuple(lines))
+    if request.engine.prefix_cache == "off" or not elsewhere or not staged:
+        return extras
+    return replace(extras, cached=(BudgetLine("staging slots", staged, "folded states that are being copied away"),))
 
 
 def reserve_why(config: EngineConfig) -> str:

@@ -139,8 +139,8 @@ def _without_drafter(request: Request, method: str) -> Request:
 
 
 def _checkpoints(plan: Plan) -> Iterator[_Change]:
-    if plan.request.plan.prefix_cache == "on" and plan.request.plan.gpu_checkpoint_bytes:
-        yield _planned("checkpoints", "gpu-checkpoint-bytes", 0)
+    if plan.request.engine.prefix_cache == "on" and plan.request.engine.gpu_checkpoint_bytes:
+        yield _engine("checkpoints", "gpu-checkpoint-bytes", 0)
 
 
 def _formats(plan: Plan) -> Iterator[_Change]:
