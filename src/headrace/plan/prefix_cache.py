@@ -1,0 +1,37 @@
+"""What an engine's prefix cache is told: what is worth keeping, and where states are."""
+
+from __future__ import annotations
+
+from headrace.cache.checkpoint_places import CheckpointPlaces
+from headrace.cache.layout import CacheLayout
+from headrace.cache.policy.flops_per_byte import flops_per_byte
+from headrace.cache.prefix.settings import PrefixSettings
+from headrace.config import EngineConfig
+from headrace.models.spec import ModelSpec
+from headrace.plan.budget import state_bytes_per_sequence
+from headrace.plan.dtypes import Dtypes, token_bytes
+
+SPLIT_TOKENS = 256
+"""The fewest that a state is kept for where two requests part, or that one waits for: computing them takes a few steps."""
+
+
+def prefix_settings(
+    spec: ModelSpec, layout: CacheLayout, config: EngineConfig, dtypes: Dtypes
+) -> tuple[PrefixSettings | None, str]:
+    """(settings, a note on them); None where nothing can be kept, or is not to be."""
+    if config.prefix_cache == "off":
+        return None, "prefix cache: off, as asked for"
+    if not layout.groups:
+        return None, "prefix cache: off, a model without attention has no pages to keep"
+    sizes = [token_bytes(group, dtypes.kv) for group in layout.groups]
+    pages = tuple(layout.page_tokens * size for size in sizes)
+    state = state_bytes_per_sequence(spec, dtypes)
+    if not state:
+        policy = flops_per_byte(spec, sum(sizes), 0)
+        return PrefixSettings(policy, layout.page_tokens, page_bytes=pages), "prefix cache: on"
+    if not layout.checkpoints:
+        return None, f"prefix cache: off, the cache has no room for a state of {state:,} bytes beside what must run"
+    worth = -(-state // sum(sizes))
+    split = min(SPLIT_TOKENS, worth)
+    settings = PrefixSettings(flops_per_byte(spec, sum(sizes), state), split, CheckpointPlaces(worth, split), pages, state)
+    return settings, f"prefix cache: on, with {layout.checkpoints} states"
