@@ -123,9 +123,9 @@ def many_macros(form: ManyRows) -> dict[str, int]:
 
 def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
     return {
-        "BLOCK_ROWS": form.block_rows, "WARPGROUPS": form.warpgroups, "HALVES": form.halves, "BUFFERS": form.buffers,
-        "STAGES": form.stages, "RESIDENT": form.resident, "REGISTERS": form.registers, "COPY_REGISTERS": form.copy_registers,
-        "SPLIT": int(share.split),
+        "BLOCK_ROWS": form.block_rows, "WARPGROUPS": form.warpgroups, "HALVES": form.halves, "BATCHES": form.batches,
+        "BUFFERS": form.buffers, "STAGES": form.stages, "RESIDENT": form.resident, "REGISTERS": form.registers,
+        "COPY_REGISTERS": form.copy_registers, "SPLIT": int(share.split),
     }
 
 

@@ -2,24 +2,28 @@
 //
 // A worker (work.cuh) is a block: WARPGROUPS that multiply, and a warp that copies. It fills a ring of STAGES of HALVES half chunks of the
 // inputs, which goes on from one tile to the next: x by a tensor map with the 128-byte swizzle, weights and scales of all warps as they lie.
-// The weights are the A operand in registers: the warp that owns 16 outputs decodes and scales them in the activations' type while the
-// product of the half chunk before runs (with BUFFERS 2). x is B.
+// The weights are the A operand in registers: the warp that owns 16 outputs decodes and scales a batch of them in the activations' type
+// while the products of the batch before (with BUFFERS 2) and other warps' run. x is B.
 //
-// Macros: BLOCK_ROWS (a multiple of 8), WARPGROUPS, HALVES (1 or 2), STAGES, BUFFERS, RESIDENT (blocks of a processor), REGISTERS and
-// COPY_REGISTERS (of a thread that multiplies, and copies), SPLIT (work.cuh); `multiply` is written by the host, for an accumulator of
-// BLOCK_ROWS / 2 numbers a thread.
+// Macros: BLOCK_ROWS (a multiple of 8), WARPGROUPS, HALVES (1 or 2), BATCHES (of a stage; 1 or 2), STAGES, BUFFERS, RESIDENT (blocks of a
+// processor), REGISTERS and COPY_REGISTERS (of a thread that multiplies, and copies), SPLIT (work.cuh); `multiply` is written by the host, for
+// an accumulator of BLOCK_ROWS / 2 numbers a thread.
 #define WARPS (4 * WARPGROUPS)
 #define BLOCKS (BLOCK_ROWS / 8)  // of 8 rows, in a thread's sums
 #define STAGE_INPUTS (64 * HALVES)
 #define STAGES_OF_CHUNK (2 / HALVES)
-#define HALF_VECTORS (VECTORS / 2)
+#define STAGE_VECTORS (HALVES * VECTORS / 2)
+#define BATCH_STEPS (4 * HALVES / BATCHES)
 #define X_BYTES (HALVES * BLOCK_ROWS * 128)
 #define WEIGHT_BYTES (HALVES * 128 * BITS)  // of a warp and stage
 #define STAGE_GROUPS (GROUP ? (STAGE_INPUTS > GROUP ? STAGE_INPUTS / GROUP : 1) : 0)
 #define SCALE_BYTES (32 * STAGE_GROUPS)
-#define BARRIERS_AT (STAGES * (X_BYTES + WARPS * (WEIGHT_BYTES + SCALE_BYTES)))
+#define SCALES_AT (X_BYTES + WARPS * WEIGHT_BYTES)  // in a stage
+#define FULL_AT (SCALES_AT + WARPS * SCALE_BYTES)   // its barriers
+#define EMPTY_AT (FULL_AT + 8)
+#define STAGE_BYTES ((EMPTY_AT + 8 + 1023) / 1024 * 1024)
 #define THREADS (32 * WARPS + 128)  // registers change hands between groups of 4 warps: one of the last copies
-#define STEPS_OF_GROUP (GROUP == 32 ? 2 : 4)  // within a half
+#define GROUP_OF_STEP(step) (GROUP ? (step) * 16 / (GROUP ? GROUP : 1) : 0)
 
 typedef unsigned long long u64;
 struct alignas(64) TensorMap { u64 words[16]; };
@@ -31,11 +35,6 @@ template <int PENDING> __device__ __forceinline__ void await_products() { asm vo
 __device__ __forceinline__ void await_phase(u32 barrier, u32 phase) {
   asm volatile("{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra DONE; bra AGAIN; DONE: }"
                ::"r"(barrier), "r"(phase) : "memory");
-}
-__device__ __forceinline__ bool is_past(u32 barrier, u32 phase) {  // may say no too often
-  u32 past;
-  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(past) : "r"(barrier), "r"(phase) : "memory");
-  return past;
 }
 __device__ __forceinline__ uint4 load_vector(u32 at) {
   uint4 v;
@@ -60,12 +59,62 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, int x, in
                ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy) : "memory");
 }
 
+// A warp's scales and zero points of a group as a fragment's registers want them: i % 2 is the output, g or g + 8.
+//
+// In bf16 the codes are not made numbers first. A register's low 4 bits q are the number q 2^-133, the next four q 2^-129; one fma makes
+// them (q - zero) scale 2^-32, rounded once, and the sums are multiplied by 2^32 when they are complete.
+#define SMALL (BF16 && BITS == 4)
+#define SMALL_INVERSE 4294967296.f
+#define POWERS 0x70007200u  // 2^97, 2^101: times those numbers it is q 2^-32
+#define OFFSET 0xB100B100u  // -8 2^-32
+
+__device__ __forceinline__ u32 add_product2(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, pair, 0x1010); }
+__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, pair, 0x3232); }
+
+struct GroupScale {
+  u32 factor[2], offset[2], scale[2];
+
+  __device__ __forceinline__ void set(u32 pair, u32 zero_byte) {
+    if (GROUP && SCALE_BF16 != BF16) pair = pack2(low_number(pair, SCALE_BF16), high_number(pair, SCALE_BF16));
+    const u32 scaled = GROUP && !ZEROS ? multiply2(pair, POWERS) : POWERS;
+    u32 less = GROUP && !ZEROS ? multiply2(pair, OFFSET) : OFFSET;
+    if (ZEROS) less = multiply2(zero_byte & 15 | (zero_byte & 0xF0) << 16, POWERS ^ 0x80008000u);
+    if (SMALL) {
+      factor[0] = both_low(scaled), factor[1] = both_high(scaled), offset[0] = both_low(less), offset[1] = both_high(less);
+    } else if (ZEROS) {
+      zero_points(offset, zero_byte);
+    } else {
+      symmetric_points(offset);
+    }
+    scale[0] = both_low(pair), scale[1] = both_high(pair);
+  }
+  __device__ __forceinline__ void decode_step(u32 (&a)[4], const uint4* w, int step) const {
+    if (SMALL) {
+      const uint4 v = w[step / 4];
+      const u32 word = step % 4 == 0 ? v.x : step % 4 == 1 ? v.y : step % 4 == 2 ? v.z : v.w, upper = word >> 8;
+      a[0] = add_product2(word & 0x000F000Fu, factor[0], offset[0]);
+      a[1] = add_product2(word & 0x00F000F0u, factor[1], offset[1]);
+      a[2] = add_product2(upper & 0x000F000Fu, factor[0], offset[0]);
+      a[3] = add_product2(upper & 0x00F000F0u, factor[1], offset[1]);
+    } else {
+      decode(a, w, step, offset);
+    }
+    if (GROUP && (ZEROS || !SMALL))
+#pragma unroll
+      for (int i = 0; i < 4; i++) a[i] = multiply2(a[i], scale[i % 2]);
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_rows(
     const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap scale_map,
     const u32* __restrict__ scale, const u32* __restrict__ zero, u16* __restrict__ y, float4* sums, int rows, int outputs, int inputs, int waves, int row_band) {
   extern __shared__ __align__(1024) uint4 shared[];
-  const u32 shared_at = shared_address(shared), weights_at = shared_at + STAGES * X_BYTES;
-  const u32 scales_at = weights_at + STAGES * WARPS * WEIGHT_BYTES, full = shared_at + BARRIERS_AT, empty = full + 8 * STAGES;
+  const u32 ring = shared_address(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int chunks = inputs / CHUNK, tiles = outputs / 16;
   auto share = [&] {
@@ -74,11 +123,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_rows(
 
   let_next_kernel_start();
   if (threadIdx.x < STAGES) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(full + 8 * threadIdx.x) : "memory");
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + 8 * threadIdx.x), "n"(WARPS) : "memory");
+    const u32 stage = ring + threadIdx.x * STAGE_BYTES;
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(stage + FULL_AT) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(stage + EMPTY_AT), "n"(WARPS) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
+
+  u32 stage = ring, phase = 0;  // the next one
+  int slot = 0;
+  auto next_stage = [&] {
+    stage += STAGE_BYTES;
+    if (++slot == STAGES) slot = 0, stage -= STAGES * STAGE_BYTES, phase ^= 1;
+  };
 
   if (warp >= WARPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPY_REGISTERS));
@@ -95,38 +152,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_rows(
         row = row_block * BLOCK_ROWS, first_tile = output_block * WARPS;
       };
       auto advance = [&] {
+        next_stage();
         if (++part < STAGES_OF_CHUNK) return;
         part = 0, unit++, step++;
         if (step == work.steps || unit == work.whole) go_to(unit);
       };
-      auto copy_weights = [&](int slot) {
-        const u32 barrier = full + 8 * slot;
+      auto copy_weights = [&] {
         const int half = step * 2 + part;
-        expect_bytes(barrier, X_BYTES + WARPS * (WEIGHT_BYTES + SCALE_BYTES));
-        copy_box(weights_at + slot * (WARPS * WEIGHT_BYTES), &weight_map, 0, half, first_tile, barrier, policy);
-        if (GROUP) copy_box(scales_at + slot * (WARPS * SCALE_BYTES), &scale_map, 0, half * 64 / (GROUP ? GROUP : 1), first_tile, barrier, policy);
+        expect_bytes(stage + FULL_AT, X_BYTES + WARPS * (WEIGHT_BYTES + SCALE_BYTES));
+        copy_box(stage + X_BYTES, &weight_map, 0, half, first_tile, stage + FULL_AT, policy);
+        if (GROUP) copy_box(stage + SCALES_AT, &scale_map, 0, half * 64 / (GROUP ? GROUP : 1), first_tile, stage + FULL_AT, policy);
       };
-      auto copy_x = [&](int slot) {
+      auto copy_x = [&] {
 #pragma unroll
         for (int h = 0; h < HALVES; h++)
-          copy_box(shared_at + slot * X_BYTES + h * (BLOCK_ROWS * 128), &x_map, (step * 2 + part + h) * 64, row, full + 8 * slot);
+          copy_box(stage + h * (BLOCK_ROWS * 128), &x_map, (step * 2 + part + h) * 64, row, stage + FULL_AT);
       };
       const int count = work.count * STAGES_OF_CHUNK, ahead = min(STAGES, count);
       go_to(0);
 #pragma unroll 1
-      for (int i = 0; i < ahead; i++, advance()) copy_weights(i);
+      for (int i = 0; i < ahead; i++, advance()) copy_weights();
       await_previous_kernel();  // the weights need not wait for what makes x
-      go_to(0);
+      go_to(0), stage = ring, slot = 0;
 #pragma unroll 1
-      for (int i = 0; i < ahead; i++, advance()) copy_x(i);
-      int slot = 0;
-      u32 phase = 0;
+      for (int i = 0; i < ahead; i++, advance()) copy_x();
+      phase = 0;
 #pragma unroll 1
       for (int i = STAGES; i < count; i++, advance()) {
-        await_phase(empty + 8 * slot, phase);
-        copy_weights(slot);
-        copy_x(slot);
-        if (++slot == STAGES) slot = 0, phase ^= 1;
+        await_phase(stage + EMPTY_AT, phase);
+        copy_weights();
+        copy_x();
       }
     }
   } else {
@@ -134,70 +189,59 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_rows(
     const int g = lane / 4;
     const Work work = share();
     const Target target{y, scale, rows, outputs};
-    const u32 own_weights = weights_at + warp * WEIGHT_BYTES + lane * 16, own_scales = scales_at + warp * SCALE_BYTES + g * 4;
+    u32 own_weights = X_BYTES + warp * WEIGHT_BYTES + lane * 16, own_scales = SCALES_AT + warp * SCALE_BYTES + g * 4;
+    asm volatile("" : "+r"(own_weights), "+r"(own_scales));  // not to be computed again for each stage
     float total[BLOCK_ROWS / 2];
-    u32 decoded[BUFFERS][4][4];
-    int slot = 0, step, zero_group;
-    u32 phase = 0, behind;
-    bool is_there = false;
+    u32 decoded[BUFFERS][BATCH_STEPS][4], pairs[STAGE_GROUPS + 1], behind = 0;
+    uint4 w[STAGE_VECTORS];
+    GroupScale group;
+    if (!GROUP) group.set(0, 0);
+    int step, zero_group;
 
-    auto add_half = [&](int half, int place, int chunk_groups, u32 (&a)[4][4]) {  // place: of the half in its stage
-      uint4 w[HALF_VECTORS];
+    auto load = [&] {
+      await_phase(stage + FULL_AT, phase);
 #pragma unroll
-      for (int v = 0; v < HALF_VECTORS; v++) w[v] = load_vector(own_weights + slot * (WARPS * WEIGHT_BYTES) + (place * HALF_VECTORS + v) * 512);
-      u32 z[2], pairs[2];
-      symmetric_points(z);
-      if (BUFFERS == 1) await_products<0>();
+      for (int v = 0; v < STAGE_VECTORS; v++) w[v] = load_vector(stage + own_weights + v * 512);
 #pragma unroll
-      for (int s = 0; s < 4; s++) {
-        if (GROUP && s % STEPS_OF_GROUP == 0) {
-          const u32 pair = load_word(own_scales + slot * (WARPS * SCALE_BYTES) + (place * 64 + s * 16) / (GROUP ? GROUP : 1) * 32);
-          pairs[0] = __byte_perm(pair, pair, 0x1010), pairs[1] = __byte_perm(pair, pair, 0x3232);
-          if (SCALE_BF16 != BF16) {
-            const float low = low_number(pair, SCALE_BF16), high = high_number(pair, SCALE_BF16);
-            pairs[0] = pack2(low, low), pairs[1] = pack2(high, high);
-          }
-          if (ZEROS) zero_points(z, __ldg((const unsigned char*)zero + (long long)(zero_group + chunk_groups + (half * 64 + s * 16) / (GROUP ? GROUP : 1)) * 8 + g));
-        }
-        decode(a[s], w, s, z);
-        if (GROUP)
+      for (int i = 0; i < STAGE_GROUPS; i++) pairs[i] = load_word(stage + own_scales + i * 32);
+    };
+    auto add_batch = [&](int batch, int first_group, u32 (&a)[BATCH_STEPS][4]) {  // first_group: of the stage
 #pragma unroll
-          for (int i = 0; i < 4; i++) a[s][i] = multiply2(a[s][i], pairs[i % 2]);
+      for (int s = 0; s < BATCH_STEPS; s++) {
+        const int at = batch * BATCH_STEPS + s, of_stage = GROUP_OF_STEP(at);
+        if (GROUP && (at == 0 || of_stage != GROUP_OF_STEP(at - 1)))
+          group.set(pairs[of_stage], ZEROS ? __ldg((const unsigned char*)zero + (long long)(first_group + of_stage) * 8 + g) : 0);
+        group.decode_step(a[s], w, at);
       }
       // K-major, 128-byte swizzle, 1024 bytes from 8 rows to the next 8; a step is 32 bytes further within the rows.
-      const u32 x_at = (shared_at + slot * X_BYTES + place * (BLOCK_ROWS * 128)) >> 4 | 1 << 16;
+      const u32 x_at = stage >> 4 | 1 << 16;
       begin_products();
 #pragma unroll
-      for (int s = 0; s < 4; s++) multiply(total, a[s], x_at + 2 * s);
+      for (int s = 0; s < BATCH_STEPS; s++) {
+        const int at = batch * BATCH_STEPS + s;
+        multiply(total, a[s], x_at + at / 4 * (BLOCK_ROWS * 8) + at % 4 * 2);
+      }
       commit_products();
     };
-    auto give_back = [&](u32 barrier) {
+    auto give_back = [&](u32 of) {
       __syncwarp();
-      if (lane == 0) arrive(barrier);
+      if (lane == 0) arrive(of + EMPTY_AT);
     };
-    auto next_stage = [&] {
-      behind = empty + 8 * slot;
-      if (++slot == STAGES) slot = 0, phase ^= 1;
-      is_there = is_past(full + 8 * slot, phase);  // looked at while products are awaited
-    };
-    auto await_stage = [&] {
-      if (!is_there) await_phase(full + 8 * slot, phase);
-    };
-    auto add_chunk = [&](bool first, int chunk) {
-      u32 before = behind;  // the barrier of the last stage, which is given back when its products are done
-      await_stage();
-      add_half(0, 0, chunk * GROUPS, decoded[0]);
-      if (HALVES == 1) next_stage();
-      if (BUFFERS == 2) await_products<1>();
-      if (!first) give_back(before);
-      if (HALVES == 1) {
-        await_stage();
-        before = behind;
+    auto add_stage = [&](int i, int last, int buffer) {  // i: of the tile's stages that this worker has
+      const u32 before = behind;  // a stage is given back when its products are done
+      const int first_group = ZEROS ? zero_group + (step * STAGES_OF_CHUNK + i) * STAGE_INPUTS / (GROUP ? GROUP : 1) : 0;
+      behind = stage;
+#pragma unroll
+      for (int b = 0; b < BATCHES; b++) {
+        add_batch(b, first_group, decoded[(buffer + b) % BUFFERS]);
+        if (b == BATCHES - 1) {
+          next_stage();
+          if (i < last) load();
+        }
+        await_products<BUFFERS - 1>();
+        if (BUFFERS == 2 && b == 0 && i > 0) give_back(before);
       }
-      add_half(1, HALVES == 2, chunk * GROUPS, decoded[BUFFERS - 1]);
-      next_stage();
-      if (BUFFERS == 2) await_products<1>();
-      if (HALVES == 1) give_back(before);
+      if (BUFFERS == 1) give_back(behind);
     };
     const Shared<BLOCKS, REGISTERS - BLOCK_ROWS / 2 < 96 ? 2 : 4, REGISTERS < 112 ? 8 : REGISTERS < 160 ? 12 : 16> shared_sums{work, sums + warp * BLOCKS * 32 + lane, WARPS * BLOCKS * 32};
     auto store = [&](float4 sum, int tile, int block) {
@@ -215,11 +259,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) hopper_rows(
       zero_group = min(output_block * WARPS + warp, tiles - 1) * chunks * GROUPS;
 #pragma unroll
       for (int i = 0; i < BLOCK_ROWS / 2; i++) total[i] = 0;
-      for (int i = 0; i < length; i++) add_chunk(i == 0, step + i);
+      const int last = __shfl_sync(~0u, length * STAGES_OF_CHUNK - 1, 0);
+      load();
+      if (BUFFERS == 1 || BATCHES == 2) {
+        for (int i = 0; i <= last; i++) add_stage(i, last, 0);
+      } else {
+        for (int i = 0; i <= last; i += 2) {
+          add_stage(i, last, 0);
+          if (STAGES_OF_CHUNK == 2 || i < last) add_stage(i + 1, last, 1);
+        }
+      }
       await_products<0>();
 #pragma unroll
-      for (int i = 0; i < BLOCK_ROWS / 2; i++) asm volatile("" : "+f"(total[i])::"memory");  // sums are not read before
-      give_back(behind);
+      for (int i = 0; i < BLOCK_ROWS / 2; i++) {
+        asm volatile("" : "+f"(total[i])::"memory");  // sums are not read before
+        if (SMALL) total[i] *= SMALL_INVERSE;
+      }
+      if (BUFFERS == 2) give_back(behind);
       unit += length;
 
       if (!shared_sums.collect(total, tile, step, length)) continue;

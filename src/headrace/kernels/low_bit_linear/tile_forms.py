@@ -20,6 +20,7 @@ _EVENLY = 0.95
 """Workers that have whole tiles only are better than so many times more that share some."""
 _REGISTERS, _REGISTER_STEP = 65_536, 8
 _MOST_STAGES = 12
+_SWIZZLE_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class HopperRows:
-    """Rows of x and warpgroups (of 64 outputs) of a tile, half chunks of inputs in a stage, buffers of decoded weights of a
-    warp, blocks of a processor, stages.
+    """Rows of x and warpgroups (of 64 outputs) of a tile, half chunks of inputs in a stage, batches of a stage that are decoded
+    at a time, buffers of decoded weights of a warp, blocks of a processor, stages.
     """
 
     block_rows: int
     warpgroups: int
     halves: int
+    batches: int
     buffers: int
     resident: int
     stages: int = _MOST_STAGES
@@ -71,8 +73,8 @@ class HopperRows:
 
     def shared_bytes(self, formats: Formats) -> int:
         warp = self.halves * INPUTS * formats["BITS"] + 32 * self.scale_groups(formats)
-        barriers = 16
-        return self.stages * (self.halves * self.block_rows * INPUTS + 4 * self.warpgroups * warp + barriers)
+        stage = self.halves * self.block_rows * INPUTS + 4 * self.warpgroups * warp + 16  # two barriers
+        return self.stages * (-(-stage // _SWIZZLE_BYTES) * _SWIZZLE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,13 @@ class AmpereRows:
 
 
 HOPPER_FORMS = {  # and microseconds for one chunk of a tile
-    HopperRows(32, 2, 2, 2, 2): 0.89,
-    HopperRows(64, 4, 2, 2, 1): 1.0,
-    HopperRows(64, 2, 2, 2, 1): 0.56,
-    HopperRows(96, 4, 1, 1, 1): 1.3,
-    HopperRows(128, 4, 1, 1, 1): 1.58,
-    HopperRows(256, 2, 1, 2, 1): 1.38,
+    HopperRows(32, 2, 2, 1, 1, 2): 0.65,
+    HopperRows(64, 4, 2, 1, 1, 1): 0.83,
+    HopperRows(64, 2, 2, 1, 1, 1): 0.47,
+    HopperRows(96, 4, 1, 1, 1, 1): 1.2,
+    HopperRows(128, 4, 1, 1, 1, 1): 1.55,
+    HopperRows(128, 2, 2, 2, 2, 1): 0.77,
+    HopperRows(256, 2, 1, 1, 2, 1): 1.48,
 }
 _TALL = 128
 """Rows of x for which weights are decoded once at least, if there are so many."""
