@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_completions_come_in_the_order_of_prompts_and_choices(llm: LLM):
     together = llm.generate(PROMPTS, params)
     assert [c.index for c in together] == [0, 1, 0, 0, 1, 2, *range(7)]
     alone = [c for prompt, each in zip(PROMPTS, params, strict=True) for c in llm.generate(prompt, each)]
-    assert together == alone
+    assert [replace(c, cached_tokens=0) for c in together] == [replace(c, cached_tokens=0) for c in alone]
     assert len({c.tokens for c in together[-7:]}) == 7
 
 

@@ -19,6 +19,7 @@ from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
+from headrace.plan.prefix_cache import prefix_settings
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import EngineInfo, Request, SamplingParams
@@ -113,7 +114,8 @@ def _build_core(
         alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens)
         _serve_one(EngineCore(alone, runner, depth=execution.depth), budget)
         start.lap("a first request")
-    scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter)
+    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes)
+    scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter, prefixes=prefixes)
     return EngineCore(scheduler, runner, depth=execution.depth), runner
 
 
@@ -136,6 +138,7 @@ def _describe(
     model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, start: Start
 ) -> EngineInfo:
     execution = resolve_execution(config, hardware, dtypes.compute)
+    _, kept = prefix_settings(model.spec, budget.layout, config, dtypes)
     return EngineInfo(
         model=f"{config.random_weights}, random" if config.random_weights else os.path.abspath(model.checkpoint.path),
         device=hardware.kind,
@@ -146,7 +149,7 @@ def _describe(
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *execution.notes, *budget.notes, *_unused(model.weight_map), *start.notes(budget)),
+        notes=(*dtypes.notes, *execution.notes, *budget.notes, kept, *_unused(model.weight_map), *start.notes(budget)),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
 
