@@ -10,6 +10,7 @@ from tests.plan.test_budget import DELTA, FULL, spec
 
 from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.kernels.card import Card
+from headrace.kernels.gated_delta_mix import prefill
 from headrace.kernels.gated_delta_rule.triton import choose_tiles
 from headrace.kernels.linear import cuda as linear_cuda
 from headrace.kernels.low_bit_linear import cuda as low_bit_cuda
@@ -64,6 +65,9 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert workspace.SPLIT_TOKENS == SPLIT_TOKENS
     for dtype, size in ((torch.float16, workspace.PIECE_TOKENS), (torch.float32, workspace.WIDE_PIECE_TOKENS)):
         assert choose_tiles(128, 128, dtype).size == size
+    assert (workspace.UNIT_BYTES, workspace.HEAD_BYTES) == (prefill.UNIT_BYTES, prefill.HEAD_BYTES)
+    assert (workspace.CHUNK_HEAD_DIM, workspace.CHUNK_GROUPS) == (prefill.HEAD_DIM, prefill.GROUPS)
+    assert prefill.SIZE == workspace.PIECE_TOKENS
     sums, blocks = linear_cuda.between_blocks()
     assert workspace.FEW_OUTPUTS_BYTES == 4 * (sums + blocks)
 
@@ -75,4 +79,4 @@ def test_tables_are_as_large_as_planned(padding: bool) -> None:
     tables = PageTables(layout, 300, torch.device("cpu"))
     assert tables.entries.nbytes == table_bytes(1, layout.pool_slots, 300, 0, 16)
     packer = Packer(tables, 70, 40, torch.device("cpu"))
-    assert packer._upload._target.nbytes == upload_bytes(1, 5, layout.pool_slots, 70, 40, graphs=False)
+    assert packer.nbytes == upload_bytes(1, 5, layout.pool_slots, 70, 40, graphs=False)

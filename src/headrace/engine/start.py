@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from headrace.engine.verify_fit import Taken, notes
 from headrace.plan.budget import Budget
 
 PARTS = {"weights": ("weights",), "workspace": ("workspace",), "graphs": ("graphs",)}
@@ -13,10 +14,11 @@ PARTS = {"weights": ("weights",), "workspace": ("workspace",), "graphs": ("graph
 
 @dataclass(slots=True)
 class Start:
-    """laps: (what was done, seconds). taken: bytes by part, of a GPU."""
+    """laps: (what was done, seconds). taken: bytes by part, of a GPU. fit: what --verify-fit found."""
 
     laps: list[tuple[str, float]] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)
+    fit: tuple[Taken, ...] = ()
     _since: float = field(default_factory=lambda: time.perf_counter())
 
     def lap(self, done: str) -> None:
@@ -34,7 +36,8 @@ class Start:
         return {part: (planned[part], taken) for part, taken in self.taken.items()}
 
     def notes(self, budget: Budget) -> list[str]:
-        """A line of seconds, and one of bytes where they are known."""
+        """A line of seconds, one of bytes where they are known, and what --verify-fit says."""
         seconds = ", ".join(f"{done} {took:.1f} s" for done, took in self.laps)
         memory = ", ".join(f"{part} {taken:,} of {planned:,}" for part, (planned, taken) in self.memory(budget).items())
-        return [f"start: {seconds}", *([f"memory taken, of what was planned, in bytes: {memory}"] if memory else [])]
+        taken = [f"memory taken, of what was planned, in bytes: {memory}"] if memory else []
+        return [f"start: {seconds}", *taken, *(notes(budget, self.fit) if self.fit else ())]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
-from headrace.cache.layout import CacheGroup, CacheLayout, state_elements
+from headrace.cache.layout import CacheGroup, CacheLayout, cache_groups, state_elements
 from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
@@ -23,10 +23,12 @@ from headrace.plan.workspace import (
     LOGIT_ROWS,
     Sizes,
     decoded_bytes,
+    gathered_bytes,
     kept_bytes,
     layers_bytes,
     logit_rows,
     logits_bytes,
+    mask_bytes,
     step_tokens,
     table_bytes,
     upload_bytes,
@@ -108,7 +110,8 @@ def make_budget(
     layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, extras, padding=graphs or drafts > 0)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
-    lines = (*fixed, *_cache_lines(layout, dtypes, state_bytes), *extras.cached)
+    gathered = _gathered_lines(spec, layout, dtypes) if hardware.kind == "cpu" else []
+    lines = (*fixed, *gathered, *_cache_lines(layout, dtypes, state_bytes), *extras.cached)
     budget = Budget(lines, layout, context, seqs, chunk, tuple(notes))
     _check_memory(budget, hardware)
     return budget
@@ -278,7 +281,9 @@ def _table_line(
     wanted = sizes.rows * -(-context // config.page_tokens)
     pages = sum(min(wanted, hardware.free_bytes // _page_bytes(group, config, dtypes)) for group in groups)
     tables = table_bytes(len(groups), slots, context, sizes.drafts, config.page_tokens)
-    sent = upload_bytes(len(groups), sizes.rows, slots, sizes.tokens, pages, graphs=graphs)
+    assert config.chunk_tokens is not None
+    tokens = config.chunk_tokens + sizes.rows * (1 + sizes.drafts)
+    sent = upload_bytes(len(groups), sizes.rows, slots, tokens, pages, graphs=graphs)
     return BudgetLine("tables", tables + sent, f"page lists of {slots} slots, and the numbers that are sent with a step")
 
 
@@ -303,7 +308,8 @@ def _cache_bytes(
         return _cpu_default(spec, hardware, config, dtypes, drafts, extras)
     if limit <= fixed_bytes:
         raise ConfigError(f"the model needs {fixed_bytes:,} bytes before its cache, but it may use {limit:,} bytes ({why})")
-    return limit - fixed_bytes, f"what {why} leaves"
+    left = limit - fixed_bytes
+    return (int(left / (1 + _gathered_share(spec, config, dtypes))) if hardware.kind == "cpu" else left), f"what {why} leaves"
 
 
 def memory_limit(hardware: Hardware, config: EngineConfig) -> tuple[int | None, str]:
@@ -437,6 +443,25 @@ def _page_lines(layout: CacheLayout, dtypes: Dtypes) -> list[BudgetLine]:
         why = f"{count} pages of {layout.page_tokens} tokens, {len(group.layers)} layers, {kind}, {dtypes.kv}"
         lines.append(BudgetLine(f"kv pages {group.index}", count * size, why))
     return lines
+
+
+def _gathered_lines(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes) -> list[BudgetLine]:
+    """What attention needs on a CPU, where it gathers what it reads."""
+    groups = [group for group in layout.groups if group.index < len(cache_groups(spec))]
+    if not groups:
+        return []
+    exact = max(4, itemsize(dtypes.compute))
+    count = max(gathered_bytes(spec, group, layout.pages[group.index] * layout.page_tokens, exact) for group in groups)
+    masks = max(mask_bytes(spec, group, exact) for group in groups)
+    why = "one layer's keys and values of all sequences, gathered, and masks"
+    return [BudgetLine("attention workspace", count + masks, why)]
+
+
+def _gathered_share(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes) -> float:
+    """Of the cache's bytes, at most, those of _gathered_lines."""
+    exact = max(4, itemsize(dtypes.compute))
+    groups, page = cache_groups(spec), config.page_tokens
+    return max((gathered_bytes(spec, each, page, exact) / _page_bytes(each, config, dtypes) for each in groups), default=0.0)
 
 
 def _cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[BudgetLine]:

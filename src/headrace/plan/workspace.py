@@ -7,9 +7,11 @@ vectors lie beside what the mixer or the MLP makes; the most of them counts. Siz
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from headrace.cache.layout import CacheGroup
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, ModelSpec, WeightMap
 from headrace.plan.graph_rows import row_buckets
 
@@ -26,8 +28,13 @@ DECODED_BYTES = 64 * 2**20
 SPLIT_TOKENS, SPLIT_QUERIES, SPLIT_RESIDENT = 32, 64, 3
 """kernels.paged_attention splits rows of up to so many tokens, in blocks of so many queries of a key head at most, into items
 of which a processor holds a few at once."""
+MASK_ELEMENTS = 2**20
+"""The same operation's reference: of a block of queries and the keys that they see."""
 PIECE_TOKENS, WIDE_PIECE_TOKENS = 64, 16
 """kernels.gated_delta_rule works on pieces of a row of so many tokens, of 16 bits and of 32."""
+UNIT_BYTES, HEAD_BYTES, CHUNK_HEAD_DIM, CHUNK_GROUPS = 32_768, 33_280, 128, range(1, 5)
+"""On Hopper kernels.gated_delta_mix.prefill does, with heads of this size and so many value heads of a key head: of a key head and
+a value head of a piece it makes so many bytes."""
 ASSUMED_PROCESSORS = 132
 """Of a card that says nothing of them."""
 FEW_OUTPUTS_BYTES = 448 * (16 * 16 * 4 + 4)
@@ -106,9 +113,17 @@ def _gated_delta_bytes(spec: ModelSpec, mixer: GatedDeltaSpec, sizes: Sizes) -> 
     pieces = sizes.tokens // size + min(sizes.rows, sizes.tokens // 2)
     unit = 2 * mixer.key_heads * mixer.key_dim * sizes.narrow
     square = mixer.value_heads * (2 * size * sizes.narrow + 4)
-    between = sizes.tokens * (mixer.conv_channels + values) * sizes.narrow + pieces * size * (unit + square)
+    if _is_chunked_on_hopper(mixer, sizes):
+        between = sizes.tokens * values * sizes.narrow + pieces * (mixer.key_heads * UNIT_BYTES + mixer.value_heads * HEAD_BYTES)
+    else:
+        between = sizes.tokens * (mixer.conv_channels + values) * sizes.narrow + pieces * size * (unit + square)
     decoded = DECODED_BYTES if _decodes(sizes) else 0
     return sizes.tokens * (4 * spec.hidden + product) * sizes.narrow + max(between, decoded)
+
+
+def _is_chunked_on_hopper(mixer: GatedDeltaSpec, sizes: Sizes) -> bool:
+    heads = mixer.key_dim == mixer.value_dim == CHUNK_HEAD_DIM and mixer.value_heads // mixer.key_heads in CHUNK_GROUPS
+    return heads and sizes.capability == 90 and sizes.narrow == 2
 
 
 def _decodes(sizes: Sizes) -> bool:
@@ -149,6 +164,23 @@ def decoded_bytes(weights: WeightMap, exact: int) -> int:
          for weight in weights.weights if weight.dtype == "int8"), default=0,
     )
     return max(four * 2 * (4 + exact), eight * 2 * exact)
+
+
+def gathered_bytes(spec: ModelSpec, group: CacheGroup, tokens: int, exact: int) -> int:
+    """Of kernels.paged_attention's reference: one layer's keys and values of so many tokens, decoded, and their places."""
+    widest = max(2 * m.kv_heads * m.head_dim for m in _attention(spec, group))
+    return tokens * (widest * exact + 3 * 8)
+
+
+def mask_bytes(spec: ModelSpec, group: CacheGroup, exact: int) -> int:
+    """Of the same: the mask of a block of a prompt's queries, of every query head of a key head, and as numbers."""
+    heads = max(m.heads // m.kv_heads for m in _attention(spec, group))
+    return MASK_ELEMENTS * (1 + heads * (1 + exact))
+
+
+def _attention(spec: ModelSpec, group: CacheGroup) -> Iterator[AttentionSpec]:
+    mixers = (spec.layers[layer].mixer for layer in group.layers if layer < len(spec.layers))
+    return (mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
 
 
 def table_bytes(groups: int, pool_slots: int, context: int, drafts: int, page_tokens: int) -> int:

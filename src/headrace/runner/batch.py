@@ -40,6 +40,11 @@ class Packer:
         self._tables = tables
         self._upload = Upload(upload_words(max_tokens, tables, pages), device)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the buffer on the device."""
+        return self._upload.nbytes
+
     def pack(self, rows: tuple[Row, ...], next_tokens: Tensor) -> tuple[Batch, SampledRows | None]:
         """The batch of `rows`, in their order. next_tokens [slots]: each slot's next input, for rows that carry no tokens."""
         upload = self._upload

@@ -20,6 +20,7 @@ from headrace.runner.copies import copy_pages, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
 from headrace.runner.drafting import Drafting
 from headrace.runner.graphs import DecodeGraphs
+from headrace.runner.held import occupy, pool_bytes, total_bytes
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools, clear_slot
 from headrace.runner.sampler import Drawn, Sampler
@@ -164,6 +165,17 @@ class Runner:
     def parameters(self) -> dict[str, Tensor]:
         """The model's weights by name."""
         return dict(self._decoder.named_parameters())
+
+    def occupy(self) -> None:
+        """Write every byte of the cache. No sequence survives it."""
+        occupy(self._pools)
+
+    def held_bytes(self) -> dict[str, int]:
+        """Of the tensors that are there for good, by the line of the budget that planned them."""
+        sent = self._packer.nbytes if self._packer else 0
+        sampler = total_bytes((*self._sampler.state.tensors(), self._sampler.next_tokens))
+        held = {"weights": total_bytes(self._decoder.parameters()), "sampler": sampler}
+        return held | {"tables": self._tables.entries.nbytes + sent} | pool_bytes(self._pools, self.layout)
 
     @property
     def graph_bytes(self) -> dict[str, int]:

@@ -47,6 +47,11 @@ class Upload:
         self._turn = 0
         self._used = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Of the device's side."""
+        return self._target.nbytes
+
     def begin(self) -> None:
         """Start over, in a host buffer that nothing reads any more."""
         self._turn = (self._turn + 1) % len(self._hosts)
