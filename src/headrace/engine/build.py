@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
-from headrace.engine.start import Start
+from headrace.engine.start import Start, planned_workspace
+from headrace.engine.verify_fit import verify_fit
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware, detect
 from headrace.models.spec import WeightMap
@@ -111,9 +112,13 @@ def _build_core(
         start.taken |= {"cache": more_bytes} | ({"graphs": graphs["graphs_device"]} if graphs else {})
     start.lap("cache and graphs")
     if start.taken:
+        torch.empty(planned_workspace(budget), dtype=torch.uint8, device=place)  # PyTorch keeps it, and takes no more later
         alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens)
         _serve_one(EngineCore(alone, runner, depth=execution.depth), budget)
         start.lap("a first request")
+    if config.verify_fit:
+        start.fit = verify_fit(runner, budget, place, model.spec.vocab_size)
+        start.lap("the largest steps")
     prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes)
     scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter, prefixes=prefixes)
     return EngineCore(scheduler, runner, depth=execution.depth), runner

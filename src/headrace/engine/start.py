@@ -12,6 +12,11 @@ PARTS = {"weights": ("weights",), "workspace": ("workspace",), "graphs": ("graph
 """Budget lines that are measured apart, by the ends of their names; all others are the cache's."""
 
 
+def planned_workspace(budget: Budget) -> int:
+    """Bytes that steps take for a while."""
+    return sum(line.bytes for line in budget.lines if line.name.endswith(PARTS["workspace"]))
+
+
 @dataclass(slots=True)
 class Start:
     """laps: (what was done, seconds). taken: bytes by part, of a GPU. fit: what --verify-fit found."""

@@ -17,8 +17,8 @@ TOLERANCE = 0.01
 """Of the plan, by which it may be exceeded."""
 CPU_NOISE_BYTES = 32 * 2**20
 """What a CPU's process takes more that nobody planned: Python's own, libraries', what the system's allocator keeps."""
-_TOGETHER = {"weights": "weights", "workspace": "workspace", "staging slots": "checkpoints", "gpu checkpoints": "checkpoints"}
-"""Ends of lines' names -> what they are measured as."""
+_TOGETHER = ("weights", "workspace")
+"""Ends of names of lines that are measured as one."""
 _SHORT_TOKENS = 2
 _EVERYTHING = SamplingParams(
     temperature=0.8, top_k=100, top_p=0.9, min_p=0.01, presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.1,
@@ -83,7 +83,7 @@ def compare(budget: Budget, taken: dict[str, int]) -> tuple[Taken, ...]:
     """taken: by line; lines that nobody measured are left out. _TOGETHER are measured as one."""
     planned: dict[str, int] = {}
     for line in budget.lines:
-        name = next((part for ends, part in _TOGETHER.items() if line.name.endswith(ends)), line.name)
+        name = next((part for part in _TOGETHER if line.name.endswith(part)), line.name)
         planned[name] = planned.get(name, 0) + line.bytes
     return tuple(Taken(name, planned.get(name, 0), count) for name, count in taken.items())
 

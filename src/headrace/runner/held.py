@@ -15,7 +15,7 @@ _HALF = 0x30
 
 
 def pool_bytes(pools: Pools, layout: CacheLayout) -> dict[str, int]:
-    """Of pages, state slots, padding and rings, as the tensors have them. States beyond the slots are "checkpoints"."""
+    """Of pages, state slots, checkpoints, padding and rings, as the tensors have them."""
     found: dict[str, int] = {}
     padding = 0
     for group, pages, held in zip(layout.groups, layout.pages, layout.pool_pages, strict=True):
@@ -28,8 +28,8 @@ def pool_bytes(pools: Pools, layout: CacheLayout) -> dict[str, int]:
         each = sum(tensor[0].nbytes for tensor in states)
         found["state slots"] = layout.slots * each
         padding += layout.padding * each
-        beyond = total_bytes(states) - (layout.slots + layout.padding) * each
-        found |= {"checkpoints": beyond} if beyond else {}
+        beyond = total_bytes(states) - layout.pool_slots * each
+        found |= {"gpu checkpoints": beyond} if beyond else {}
     rings = [t for ring in pools.rings if ring is not None for t in (ring.keys, ring.deltas, ring.decays, ring.inputs)]
     return found | ({"padding": padding} if padding else {}) | ({"drafts": total_bytes(rings)} if rings else {})
 
