@@ -306,3 +306,13 @@ def test_suggestions_say_whether_users_share() -> None:
     assert 65536 == shared["context"] <= shared["capacity_tokens"] < shared["users"] * shared["context"]
     for each in plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 65536 --users 2")["suggestions"]:
         assert each["at_once"] and each["capacity_tokens"] >= each["users"] * each["context"]
+
+
+def test_a_plan_may_be_verified_here() -> None:
+    """The demo model, in an engine's process on this machine; what does not fit is not tried."""
+    answer = plan(f"{demo_model_path()} --gpu rtx3090 --dtype float32 --context 256 --users 2 --chunk-tokens 32 --verify-fit")
+    told = dict(line.split(": ", 1) for line in answer["verify_fit"][1:])
+    assert answer["verify_fit"][0] == "2 sequences of 512 tokens in all, the longest 256"
+    assert told["weights"].endswith("(100.0%)") and told["kv pages 0"].endswith("(100.0%)")
+    refused = plan("qwen3.8-27b --gpu rtx3090 --verify-fit")
+    assert not refused["fits"] and "verify_fit" not in refused

@@ -24,7 +24,10 @@ from headrace.plan.suggest import Suggestion
 
 
 def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted: bool) -> bool:
-    """Print the plan; returns whether it fits. Raises CheckpointError and ConfigError."""
+    """Print the plan; returns whether it fits. Raises CheckpointError and ConfigError.
+
+    With engine.verify_fit a plan that fits is tried on this machine.
+    """
     format, models = find_models(model)
     cards = cards_for(settings)
 
@@ -38,12 +41,22 @@ def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted:
         "parameters": count_parameters(model, found),
         "stored_bytes": sum(tensor.nbytes for tensor in found.checkpoint.tensors.values()),
     }
+    verified = _verified(model, engine, settings) if engine.verify_fit and report.fits else {}
     if json_wanted:
-        json.dump({**facts, **as_json(report)}, sys.stdout, indent=2)
+        json.dump({**facts, **as_json(report), **verified}, sys.stdout, indent=2)
         print()
     else:
-        _print(Console(highlight=False, soft_wrap=True, markup=False), facts, report)
+        console = Console(highlight=False, soft_wrap=True, markup=False)
+        _print(console, facts, report)
+        for line in verified.get("verify_fit", ()):
+            console.print(f"on this machine: {line}")
     return report.fits
+
+
+def _verified(model: str, engine: EngineConfig, settings: PlanConfig) -> dict[str, tuple[str, ...]]:
+    from headrace.commands.verify_fit import verify_fit  # an engine's process is not what a plan needs otherwise
+
+    return {"verify_fit": verify_fit(model, engine, settings.users)}
 
 
 def find_models(text: str) -> tuple[str | None, Callable[[str | None], Model]]:
