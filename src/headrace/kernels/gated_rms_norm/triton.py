@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.tile import store
+from headrace.kernels.dispatch import early
+from headrace.kernels.tile import await_previous, let_next_start, store
 from headrace.kernels.variant import Variant
 
 _TILE_ELEMENTS = 2_048
@@ -15,17 +16,20 @@ _TILE_ELEMENTS = 2_048
 
 @triton.jit
 def _norm_heads(
-    x, gate, weight, out, count, heads, gate_stride, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x, gate, weight, out, count, heads, gate_stride, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """ROWS heads [ROWS, WIDTH] a program, of count = T * heads in all. gate_stride: elements from token to token."""
+    let_next_start(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < count) & (column < WIDTH)
     at = row.to(tl.int64) * WIDTH + column
     gate_at = (row // heads).to(tl.int64) * gate_stride + row % heads * WIDTH + column
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    await_previous(EARLY)
     wide = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     z = tl.load(gate + gate_at, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)
     store(out + at, wide * inverse[:, None] * scale * z / (1.0 + tl.exp(-z)), mask)
 
@@ -38,7 +42,10 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, out_dtyp
     if out.numel():
         rows, columns = _tile(width)
         grid = (triton.cdiv(tokens * heads, rows),)
-        _norm_heads[grid](x, gate, weight, out, tokens * heads, heads, gate.stride(0), eps, width, rows, columns, num_warps=4)
+        _norm_heads[grid](
+            x, gate, weight, out, tokens * heads, heads, gate.stride(0), eps, width, rows, columns, num_warps=4,
+            **early(out.device),
+        )
     return out
 
 
@@ -54,7 +61,9 @@ def _variant(dtype: str, width: int) -> Variant:
     rows, columns = _tile(width)
     constants = {"WIDTH": width, "ROWS": rows, "COLUMNS": columns}
     aligned = ("x", "gate", "out", "weight", "count", "heads", "gate_stride")
-    return Variant(f"{dtype}-{width}", _norm_heads, signature, constants, aligned=aligned)
+    return Variant(
+        f"{dtype}-{width}", _norm_heads, signature, constants, aligned=aligned, early=True, reads_early=("weight",)
+    )
 
 
 VARIANTS = tuple(_variant(dtype, 128) for dtype in ("bf16", "fp16", "fp32"))
