@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from benchmarks.kernels import low_bit_linear as low_bit
 from benchmarks.kernels.low_bit_linear import SHAPES, Weight, copies_beyond_l2, make_weight, median_us
 from torch import Tensor
 
+from headrace.kernels import cuda_function
 from headrace.kernels.eight_bit_linear import cuda, eight_bit_linear, reference
 from headrace.kernels.quantise_rows import cuda as quantise
 
@@ -102,9 +104,11 @@ def library() -> None:
 
 def ampere() -> None:
     """The form for sm_86, as PTX that the driver compiles for this card."""
-    original = cuda.architecture_of
-    cuda.architecture_of = lambda name, capability: "compute_86"
-    cuda._function.cache_clear()
+    with patch.object(cuda_function, "architecture", lambda capability, *, wgmma: "compute_86"):
+        _ampere()
+
+
+def _ampere() -> None:
     for outputs, inputs in SHAPES:
         weights = weights_of(outputs, inputs)
         for rows in (1, 8, 16, 64, 2048):
@@ -115,8 +119,6 @@ def ampere() -> None:
             us = median_us([partial(way, *made, w.packed, w.scale, w.zero, y, torch.int8) for w in weights], 5)
             rate = f"{weights[0].nbytes / us / 1e6:.2f} TB/s"
             print(f"sm_86 int8 {outputs}x{inputs} rows {rows}: {_rate(us, rows, outputs, inputs)}, {rate}", flush=True)
-    cuda.architecture_of = original
-    cuda._function.cache_clear()
 
 
 PARTS: dict[str, Callable[[], Any]] = {

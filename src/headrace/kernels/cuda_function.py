@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from headrace.kernels import nvrtc
 from headrace.kernels.ahead import only_compiles
+from headrace.kernels.card import card
 
 _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _EARLY_START_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -82,6 +84,28 @@ class CudaFunction:
         check(driver().cuModuleLoadData(ctypes.byref(self._module), code))
         check(driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, self._name.encode()))
         check(driver().cuFuncSetAttribute(self._function, _SHARED_BYTES_ATTRIBUTE, ctypes.c_int(self._shared_bytes)))
+
+
+def compiled(
+    text: str, name: str, macros: Mapping[str, int], threads: int, shared_bytes: int, device: torch.device, *,
+    wgmma: bool = False,
+) -> CudaFunction:
+    """The kernel `name` of a CUDA C++ text, built by NVRTC for the device's card: the same one each time. Starts early."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    target = architecture(card(device).capability, wgmma=wgmma)
+    return _compiled(text, name, tuple(macros.items()), threads, shared_bytes, index, target)
+
+
+def architecture(capability: int, *, wgmma: bool = False) -> str:
+    """What a card's kernels are built for; wgmma is not in the part of PTX that later cards keep."""
+    return f"sm_{capability}a" if wgmma else f"sm_{capability}"
+
+
+@cache
+def _compiled(
+    text: str, name: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int, device: int, target: str
+) -> CudaFunction:
+    return CudaFunction(partial(nvrtc.compiled, text, dict(macros), target), name, threads, shared_bytes, early=True)
 
 
 def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_float | ctypes.Structure:

@@ -16,6 +16,7 @@ from tests.support.triton_kernels import moved, widened
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import Card
+from headrace.kernels.cuda_function import architecture
 from headrace.kernels.eight_bit_linear import cases, cuda, eight_bit_linear, forms, reference
 from headrace.kernels.low_bit_linear import cases as low_bit
 from headrace.kernels.low_bit_linear.layout import tile_
@@ -68,7 +69,7 @@ def multiplied(card: Card, formats: Mapping[str, int]) -> Iterator[Mapping[str, 
 def test_every_form_compiles_for_its_card(card: Card, formats: Mapping[str, int], tmp_path: Path) -> None:
     for given in multiplied(card, formats):
         for name, text, macros, shared_bytes in dict.fromkeys(builds(card, given)):
-            cubin = nvrtc.compiled(text, dict(macros), cuda.architecture_of(name, card.capability))
+            cubin = nvrtc.compiled(text, dict(macros), architecture(card.capability, wgmma=name == cuda.WITH_WGMMA))
             stack, static = resources(cubin, tmp_path)
             assert stack == 0, (name, macros)
             assert shared_bytes + static - (1024 if card.capability >= 90 else 0) <= card.shared_bytes, (name, macros)

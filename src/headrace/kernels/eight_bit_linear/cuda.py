@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.cuda_function import CudaFunction, compiled
 from headrace.kernels.eight_bit_linear import forms, hopper
 from headrace.kernels.eight_bit_linear.forms import BLOCK_OUTPUTS, FewRows, HopperRows, ManyRows
 from headrace.kernels.low_bit_linear import cuda as low_bit
@@ -28,6 +27,7 @@ from headrace.kernels.quantise_rows import cuda as quantise
 MOST_FEW_ROWS = 8
 LEAST_HOPPER_ROWS = {torch.int8: 65, torch.float8_e4m3fn: 33}
 LEAST_FP8_CAPABILITY = 89
+WITH_WGMMA = "hopper_rows"
 SMALLER = 32
 """What codes are divided by in fp16: all stay exact; a result is infinite only where a row's weights sum up to thousands."""
 
@@ -100,25 +100,11 @@ def hopper_source(block_rows: int, *, fp8: bool) -> str:
     return "#define WGMMA 1\n" + hopper.multiply(block_rows // 2, fp8=fp8) + source("hopper_rows")
 
 
-@cache
-def _function(
-    name: str, text: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int, device: int, capability: int
-) -> CudaFunction:
-    code = partial(nvrtc.compiled, text, dict(macros), architecture_of(name, capability))
-    return CudaFunction(code, name, threads, shared_bytes, early=True)
-
-
-def architecture_of(name: str, capability: int) -> str:
-    """wgmma is not in the part of PTX that later cards keep."""
-    return f"sm_{capability}a" if name == "hopper_rows" else f"sm_{capability}"
-
-
 def function(
     name: str, text: str, macros: Mapping[str, int], threads: int, shared_bytes: int, device: torch.device
 ) -> CudaFunction:
-    """The kernel on the device, compiled for its card when it is first asked for."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _function(name, text, tuple(macros.items()), threads, shared_bytes, index, card(device).capability)
+    """The kernel on the device, compiled for its card when it is first launched."""
+    return compiled(text, name, macros, threads, shared_bytes, device, wgmma=name == WITH_WGMMA)
 
 
 def few_macros(form: FewRows, x_rows: int) -> dict[str, int]:

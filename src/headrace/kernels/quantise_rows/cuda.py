@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.cuda_function import compiled
 from headrace.kernels.quantise_rows.layout import padded
 
 PIECE = 16
@@ -41,8 +41,7 @@ def quantise_rows(
     scales = torch.empty(held, dtype=torch.float32, device=x.device)
     if rows:
         macros = macros_of(x.dtype, codes, inputs, tiled=tiled, gated=gated)
-        index = torch.cuda.current_device() if x.device.index is None else x.device.index
-        kernel = _function(tuple(macros.items()), index, card(x.device).capability)
+        kernel = compiled(source(), "quantise_rows", macros, macros["THREADS"], 0, x.device)
         kernel((rows, 1, 1), x, out, scales, inputs, ctypes.c_longlong(x.stride(0)))
     return out if tiled else out.view(codes), scales
 
@@ -60,10 +59,3 @@ def macros_of(
 @cache
 def source() -> str:
     return (Path(__file__).parent / "quantise_rows.cu").read_text()
-
-
-@cache
-def _function(macros: tuple[tuple[str, int], ...], device: int, capability: int) -> CudaFunction:
-    named = dict(macros)
-    code = partial(nvrtc.compiled, source(), named, f"sm_{capability}")
-    return CudaFunction(code, "quantise_rows", named["THREADS"], 0, early=True)
