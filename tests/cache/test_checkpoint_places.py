@@ -17,9 +17,11 @@ def test_a_cold_prompt_keeps_its_first_last_and_distant_message_ends() -> None:
     assert PLACES.of_prompt(3010, message_ends=[100, 200, 300, 3000]) == (100, 200, 300, 3000, 3010)
 
 
-def test_a_resumed_prompt_keeps_every_new_message_end() -> None:
+def test_a_resumed_prompt_keeps_its_new_message_ends_like_a_cold_one() -> None:
+    """A turn of a conversation has one or two; a long conversation may begin with a cached first message."""
     ends = [100, 1000, 1010, 1020, 1030, 1040, 1050]
-    assert PLACES.of_prompt(1055, resumed=1005, message_ends=ends) == (1010, 1020, 1030, 1040, 1050, 1055)
+    assert PLACES.of_prompt(1055, resumed=1025, message_ends=ends) == (1030, 1040, 1050, 1055)
+    assert PLACES.of_prompt(1055, resumed=500, message_ends=ends) == (1000, 1030, 1040, 1050, 1055)
     assert PLACES.of_prompt(1055, resumed=1055, message_ends=ends) == ()
 
 

@@ -46,6 +46,19 @@ def test_end_tokens() -> None:
     assert _build(ignore_eos=True)[0].eos_ids == ()
 
 
+def test_messages_end_behind_their_end_tokens() -> None:
+    assert _build([9, 1, 9, 7, 2], eos_ids=(9, 7))[0].message_ends == (1, 3, 4)
+    assert _build([9, 1], ignore_eos=True)[0].message_ends == (1,), "the answer goes on, the prompt has messages all the same"
+
+
+def test_cached_prefixes_are_shared_within_a_tenant_and_a_salt() -> None:
+    def salt(tenant: str, given: str) -> str:
+        return build_requests("r", [1], SamplingParams(cache_salt=given), INFO, (9,), 0.0, tenant)[0].salt
+
+    assert (salt("", ""), salt("", "mine")) == ("", "mine")
+    assert len({salt(tenant, given) for tenant in ("", "a", "b") for given in ("", "mine")}) == 6
+
+
 @pytest.mark.parametrize("length", [16, 17, 400])
 def test_a_prompt_that_fills_the_context(length: int) -> None:
     with pytest.raises(RequestError) as caught:

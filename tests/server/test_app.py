@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.live_front import LiveFront
 
+from headrace.engine.metrics import Metrics
 from headrace.engine.tokenizer import Tokenizer
 from headrace.server.app import ROUTES
 from headrace.server.gate import plain_path
+from headrace.types import EngineStats
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -86,6 +88,19 @@ async def test_metrics(front: LiveFront) -> None:
     assert float(values["headrace_kv_pages_total"]) == 1024
     assert float(values['headrace_requests_finished_total{reason="stop"}']) == 2
     assert float(values["headrace_time_to_first_token_seconds_count"]) == 2
+    for name in ("prefix_hits_total", "kv_pages_cached", "checkpoints_used", "checkpoints_total"):
+        assert float(values[f"headrace_{name}"]) == 0
+
+
+def test_metrics_of_the_prefix_cache() -> None:
+    misses = (("cold", 2), ("no_checkpoint", 1))
+    stats = EngineStats(prefix_hits_total=3, prefix_misses=misses, kv_cached_bytes=64, checkpoint_bytes=9)
+    lines = Metrics(lambda: stats).exposition().decode().splitlines()
+    for line in ("headrace_prefix_hits_total 3.0", 'headrace_prefix_misses_total{reason="cold"} 2.0',
+                 'headrace_prefix_misses_total{reason="no_checkpoint"} 1.0',
+                 'headrace_prefix_bytes{kind="pages",tier="device"} 64.0',
+                 'headrace_prefix_bytes{kind="checkpoints",tier="device"} 9.0'):
+        assert line in lines
 
 
 async def test_routing_errors(front: LiveFront) -> None:

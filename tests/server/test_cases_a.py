@@ -347,6 +347,9 @@ async def test_a23_keys(tokenizer: Tokenizer) -> None:
             response = await front.client.post(CHAT, json={"messages": HI, "max_tokens": 1}, headers=headers)
             assert response.status_code == 200
         assert len(front.engine.submitted) == len(right)
+        salts = [request.salt for request in front.engine.submitted]
+        assert salts[0] and salts[:3] == [salts[0]] * 3 and salts[3] != salts[0]
+        assert not any("first" in salt for salt in salts), "a key is in no message"
 
 
 @pytest.mark.parametrize("raw", [

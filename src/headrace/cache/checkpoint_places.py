@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LAST_MESSAGES = 3
-"""Of a cold prompt's message ends, so many of the last have checkpoints whatever their distance: an edit is of these."""
+"""Of a prompt's message ends, so many of the last have checkpoints whatever their distance: an edit is of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class CheckpointPlaces:
     ) -> tuple[int, ...]:
         """Token counts above `resumed`, rising, where checkpoints are to be taken while a prompt is computed.
 
-        resumed: tokens that need not be computed; 0 is a cold prompt. message_ends: ascending. splits: token counts up to which
-        other requests agree with this one. The prompt's end is always one of them. Raises ValueError for a place past it.
+        resumed: tokens that need not be computed. message_ends: ascending. splits: token counts up to which other requests
+        agree with this one. The prompt's end is always one of them. Raises ValueError for a place past it.
         """
         ends = sorted(set(message_ends))
         splits = sorted(set(splits))
@@ -38,8 +38,7 @@ class CheckpointPlaces:
                 raise ValueError(f"a {name} at {places[0]} or {places[-1]} is not within the prompt's {prompt_tokens} tokens")
         if prompt_tokens <= resumed:
             return ()
-        new_ends = [end for end in ends if end > resumed]
-        chosen = {prompt_tokens, *(self._worthwhile(new_ends) if resumed == 0 else new_ends)}
+        chosen = {prompt_tokens, *self._worthwhile([end for end in ends if end > resumed])}
         chosen.update(split for split in splits if split - resumed >= self.split_tokens)
         return tuple(self._with_geometric(sorted(chosen), resumed))
 

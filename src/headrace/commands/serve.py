@@ -6,7 +6,6 @@ the line that says it is ready goes to stderr.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +15,7 @@ from headrace.commands.sizes import size
 from headrace.commands.tensor_classes import tensor_classes
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.chat import ChatTemplate
+from headrace.engine.log import log_to_stderr
 from headrace.engine.model_source import find_model, find_tokenizer
 from headrace.engine.process import EngineProcess
 from headrace.engine.tokenizer import Tokenizer
@@ -59,12 +59,6 @@ def chat_template(server: ServerConfig, tokenizer: Tokenizer) -> ChatTemplate | 
         return ChatTemplate(source, tokenizer)
     except CheckpointError as error:
         raise ConfigError(f"--chat-template {server.chat_template}: {error}") from None
-
-
-def log_to_stderr() -> None:
-    """What the server logs, as lines on stderr; other libraries' warnings too."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
-    logging.getLogger("headrace").setLevel(logging.INFO)
 
 
 def tell_model(console: Console, model: Model, template: ChatTemplate | None) -> None:

@@ -18,6 +18,9 @@ _GAUGES = (
     ("requests_waiting", "Requests that wait for a slot."),
     ("kv_pages_used", "KV pages in use."),
     ("kv_pages_total", "KV pages that there are."),
+    ("kv_pages_cached", "KV pages that are kept for later requests."),
+    ("checkpoints_used", "States that are kept for later requests."),
+    ("checkpoints_total", "States that there is room for beside those of sequences."),
     ("slots_used", "State slots in use."),
     ("slots_total", "State slots that there are."),
 )
@@ -27,6 +30,7 @@ _COUNTERS = (
     ("prompt_tokens", "prompt_tokens_total", "Prompt tokens of admitted requests."),
     ("generation_tokens", "generation_tokens_total", "Tokens generated."),
     ("cached_tokens", "cached_tokens_total", "Prompt tokens that came from the prefix cache."),
+    ("prefix_hits", "prefix_hits_total", "Requests whose prompts began with something cached."),
 )
 _FIRST_TOKEN_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 180)
 _BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -43,6 +47,24 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(f"headrace_{field}", text, value=getattr(stats, field))
         for name, field, text in _COUNTERS:
             yield CounterMetricFamily(f"headrace_{name}", text, value=getattr(stats, field))
+        yield _misses(stats)
+        yield _cached_bytes(stats)
+
+
+def _misses(stats: EngineStats) -> Metric:
+    text = "Requests whose prompts were not cached as far as they might have been, by the reason."
+    family = CounterMetricFamily("headrace_prefix_misses", text, labels=("reason",))
+    for reason, count in stats.prefix_misses:
+        family.add_metric((reason,), count)
+    return family
+
+
+def _cached_bytes(stats: EngineStats) -> Metric:
+    text = "Bytes that are kept for later requests, by where and what."
+    family = GaugeMetricFamily("headrace_prefix_bytes", text, labels=("tier", "kind"))
+    family.add_metric(("device", "pages"), stats.kv_cached_bytes)
+    family.add_metric(("device", "checkpoints"), stats.checkpoint_bytes)
+    return family
 
 
 class Metrics:

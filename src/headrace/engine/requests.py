@@ -17,9 +17,12 @@ def build_requests(
     info: EngineInfo,
     eos_ids: tuple[int, ...],
     arrival_s: float,
+    tenant: str = "",
 ) -> tuple[Request, ...]:
     """`params.n` requests with ids `request_id-0`, `request_id-1`, ...
 
+    tenant: who asks, where prompts of one are not to be told from another's time to a first token: with cache_salt, it says
+    what is shared.
     max_tokens is clamped to what the context leaves after the prompt. Without a seed one is drawn; choice 0 has the seed
     itself, the others seeds derived from it. Raises RequestError naming the field: for an empty prompt, for token ids
     outside the vocabulary, and, with code "context_length_exceeded", for a prompt that leaves no room in the context.
@@ -33,10 +36,17 @@ def build_requests(
     # A config may name an end token beyond the embedding's rows; it can never be drawn.
     ends = () if params.ignore_eos else tuple(token for token in eos_ids if token < info.vocab_size)
     seed = secrets.randbits(63) if params.seed is None else params.seed
+    messages, salt = _message_ends(tokens, eos_ids), f"{tenant}/{params.cache_salt}" if tenant else params.cache_salt
     return tuple(
-        Request(f"{request_id}-{index}", tokens, params, _choice_seed(seed, index), max_tokens, ends, arrival_s)
+        Request(f"{request_id}-{index}", tokens, params, _choice_seed(seed, index), max_tokens, ends, arrival_s, messages, salt)
         for index in range(params.n)
     )
+
+
+def _message_ends(tokens: tuple[int, ...], eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Behind every token that ends a message: being special, it is the same however what surrounds it is rendered."""
+    ends = frozenset(eos_ids)
+    return tuple(place for place, token in enumerate(tokens, 1) if token in ends)
 
 
 def _check_prompt(tokens: tuple[int, ...], info: EngineInfo) -> None:

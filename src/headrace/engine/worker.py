@@ -23,6 +23,7 @@ from headrace.config import EngineConfig
 from headrace.engine import frames
 from headrace.engine.core import EngineCore, EngineFailedError
 from headrace.engine.heartbeat import HEARTBEAT_S, Pulse
+from headrace.engine.log import log_to_stderr
 from headrace.engine.tether import Tether
 from headrace.errors import EngineUnavailableError, HeadraceError
 from headrace.types import EngineInfo, TokenEvent
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     options = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    log_to_stderr()
     link = socket.socket(fileno=options.fd)
     link.set_inheritable(False)  # a compiler started from here must not hold the connection open
     tether = Tether(link)

@@ -6,6 +6,7 @@ import hmac
 import logging
 import re
 from collections.abc import Iterable
+from hashlib import sha256
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -15,11 +16,12 @@ from headrace.server.errors import ApiError, as_api_error, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 LOG = logging.getLogger(__name__)
+_TENANT = "headrace.tenant"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Gate:
-    """ASGI middleware. Without keys every request passes; with them all but OPEN_PATHS need one."""
+    """ASGI middleware. Without keys every request passes; with them all but OPEN_PATHS need one, which is their tenant."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
@@ -41,9 +43,11 @@ class Gate:
             await send(message)
 
         scope["path"] = plain_path(scope["path"])
-        if scope["path"] not in OPEN_PATHS and not self._is_known(headers):
+        key = self._known_key(headers)
+        if key is None and self._keys and scope["path"] not in OPEN_PATHS:
             await _UNAUTHORIZED(scope, receive, send_with_id)
             return
+        scope[_TENANT] = sha256(key).hexdigest() if key else ""
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
@@ -52,11 +56,15 @@ class Gate:
                 raise  # the answer cannot be completed: the server closes the connection
             await error_response(as_api_error(error))(scope, receive, send_with_id)
 
-    def _is_known(self, headers: Headers) -> bool:
-        if not self._keys:
-            return True
+    def _known_key(self, headers: Headers) -> bytes | None:
         given = tuple(key.encode("latin-1") for key in _given_keys(headers))
-        return any(hmac.compare_digest(known, key) for known in self._keys for key in given)
+        return next((known for known in self._keys if any(hmac.compare_digest(known, key) for key in given)), None)
+
+
+def tenant_of(scope: Scope) -> str:
+    """Who sent a request that came through the gate: a name for each API key, "" without any."""
+    tenant: str = scope.get(_TENANT, "")
+    return tenant
 
 
 _UNAUTHORIZED = error_response(

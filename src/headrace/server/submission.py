@@ -17,15 +17,16 @@ from headrace.types import Request, SamplingParams
 
 async def submit(
     front: Front, prompts: Sequence[Prompt], params: SamplingParams, *, field: str, skip_special: bool,
-    scores_only: bool = False,
+    scores_only: bool = False, tenant: str = "",
 ) -> Generation:
     """Every request is checked before the first is submitted; if one is turned away none stays behind.
 
-    field: the body's field that the prompts came from, for errors. Raises RequestError, QueueFullError, EngineUnavailableError.
+    field: the body's field that the prompts came from, for errors. tenant: with whom cached prefixes are shared. Raises
+    RequestError, QueueFullError, EngineUnavailableError.
     """
     tokens = sum(len(prompt.tokens) for prompt in prompts)
     try:
-        requests = await offload(tokens, lambda: _requests(front, prompts, params))
+        requests = await offload(tokens, lambda: _requests(front, prompts, params, tenant))
     except RequestError as error:
         raise RequestError(str(error), param=field if error.param == "prompt" else error.param, code=error.code) from None
     front.check_accepting()
@@ -49,10 +50,12 @@ def check_count(front: Front, count: int) -> None:
                            param="prompt")
 
 
-def _requests(front: Front, prompts: Sequence[Prompt], params: SamplingParams) -> list[tuple[Prompt, Request]]:
+def _requests(
+    front: Front, prompts: Sequence[Prompt], params: SamplingParams, tenant: str
+) -> list[tuple[Prompt, Request]]:
     info, eos_ids, arrival_s = front.engine.info, front.tokenizer.eos_ids, time.monotonic()
     return [
         (prompt, request)
         for prompt in prompts
-        for request in build_requests(uuid4().hex, prompt.tokens, params, info, eos_ids, arrival_s)
+        for request in build_requests(uuid4().hex, prompt.tokens, params, info, eos_ids, arrival_s, tenant)
     ]

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from headrace.server.chat_answer import ChatAnswer
 from headrace.server.front import Front
+from headrace.server.gate import tenant_of
 from headrace.server.prompts import chat_prompt
 from headrace.server.responses import respond
 from headrace.server.schemas.chat import ChatBody
@@ -29,6 +30,8 @@ def add_routes(app: FastAPI, front: Front) -> None:
         params = body.params()
         prompt = await chat_prompt(front, body)
         skip_special = body.skip_special_tokens is not False
-        generation = await submit(front, [prompt], params, field="messages", skip_special=skip_special)
+        generation = await submit(
+            front, [prompt], params, field="messages", skip_special=skip_special, tenant=tenant_of(request.scope)
+        )
         form = ChatAnswer(body, front.tokenizer, id=f"chatcmpl-{uuid4().hex}", created_s=int(time.time()), model=front.model)
         return respond(front, body, generation, form)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from headrace.server.completion_answer import CompletionAnswer
 from headrace.server.front import Front
+from headrace.server.gate import tenant_of
 from headrace.server.prompts import plain_prompts
 from headrace.server.responses import respond
 from headrace.server.schemas.completions import CompletionBody
@@ -34,7 +35,8 @@ def add_routes(app: FastAPI, front: Front) -> None:
         )
         skip_special = body.skip_special_tokens is not False
         generation = await submit(
-            front, prompts, params, field="prompt", skip_special=skip_special, scores_only=body.scores_only
+            front, prompts, params, field="prompt", skip_special=skip_special, scores_only=body.scores_only,
+            tenant=tenant_of(request.scope),
         )
         form = CompletionAnswer(body, front.tokenizer, id=f"cmpl-{uuid4().hex}", created_s=int(time.time()), model=front.model)
         return respond(front, body, generation, form)
