@@ -4,9 +4,8 @@ compile: fill the compilers' caches, in parallel. check: the operation's cases o
 float32. table: decode, verify and prefill on the shape of a 27B model (24 query heads of 256 over 4 key heads, pages of 16
 tokens), beside their floors and PyTorch's attention over contiguous keys; and the norm, rotation and write before it. shapes:
 some queries of each against float32. sweep: the table with other forms of the CUDA kernels, fastest first. triton: the table
-with Triton's kernels, which run where there is no NVRTC. ampere: the table in Ampere's forms, as sm_86 PTX that the driver
-compiles. A time is the median of graph replays over layers whose pools do not fit the L2 cache together; all of them share one
-plan, as in a model.
+with Triton's kernels, which run where there is no NVRTC. A time is the median of graph replays over layers whose pools do not
+fit the L2 cache together; all of them share one plan, as in a model. (Forms for sm_86: ampere.py.)
 """
 
 from __future__ import annotations
@@ -28,14 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.kernels import nvrtc
 from headrace.kernels.card import card
 from headrace.kernels.kv_write.codes import encode
 from headrace.kernels.paged_attention import PagedRows, cases, cuda, forms, reference
 from headrace.kernels.paged_attention import triton as op
 from headrace.kernels.paged_attention.forms import FewQueries, ManyQueries, Vectors
 from headrace.kernels.qk_norm_rope_kv_write import HeadNorm, Heads, qk_norm_rope_kv_write
-from headrace.kernels.variant import SHARED_BYTES
 
 KV, GROUP, DIM, PAGE = 4, 6, 256, 16
 BYTES_PER_S, FLOPS_PER_S = 3.9e12, 790e12
@@ -319,16 +316,6 @@ def before_attention(tokens: int, kv: str) -> None:
     print(f"norm, rotate, write {tokens:5d} {kv:5s} {us:8.1f} us  {size / us / 1e6:5.2f} TB/s  {us / floor_us:5.2f} x floor")
 
 
-def use_ampere() -> None:
-    """Compile for sm_86 (TRITON_OVERRIDE_ARCH is set), choose its forms, and leave its PTX to the driver."""
-    from triton.backends.nvidia.compiler import CUDABackend
-
-    CUDABackend.make_cubin = lambda self, src, *_: src.encode() + b"\0"
-    own, compiled = op.card, nvrtc.compiled
-    op.card = cuda.card = lambda device: replace(own(device), capability=86, shared_bytes=SHARED_BYTES[86])  # type: ignore
-    nvrtc.compiled = lambda text, macros, _: compiled(text, macros, "compute_86")
-
-
 def use_triton() -> None:
     cuda.suits = lambda *_: False  # type: ignore[assignment]
 
@@ -378,12 +365,13 @@ def sweep() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=("compile", "check", "shapes", "sweep", "table", "triton", "ampere"))
+    parser.add_argument("parts", nargs="+", choices=("compile", "check", "shapes", "sweep", "table", "triton"))
     parser.add_argument("--worker", type=int)
     parser.add_argument("--workers", type=int, default=min(15, os.cpu_count() or 1))
-    parser.add_argument("--with", dest="kernels", choices=("triton", "ampere"), help="other kernels than the card's own")
+    parser.add_argument("--with", dest="kernels", choices=("triton",), help="other kernels than the card's own")
     args = parser.parse_args()
-    {"triton": use_triton, "ampere": use_ampere, None: lambda: None}[args.kernels]()
+    if args.kernels:
+        use_triton()
     if args.worker is not None:
         return compile_all(args.worker, args.workers, sweeps="sweep" in args.parts, checks="check" in args.parts)
     for part in args.parts:
@@ -393,10 +381,8 @@ def main() -> None:
             running = [subprocess.Popen([*command, str(i)]) for i in range(args.workers)]
             for process in running:
                 process.wait()
-        elif part in ("triton", "ampere"):
-            ampere = {"TRITON_OVERRIDE_ARCH": "sm86", "TRITON_CACHE_DIR": "/tmp/triton-ampere"} if part == "ampere" else {}
-            command = [sys.executable, sys.argv[0], "compile", "table", "--with", part]
-            subprocess.run(command, env=os.environ | ampere, check=True)
+        elif part == "triton":
+            subprocess.run([sys.executable, sys.argv[0], "compile", "table", "--with", part], check=True)
         else:
             {"check": check, "shapes": check_shapes, "sweep": sweep, "table": lambda: table(args.kernels is None)}[part]()
         print(f"-- {part}: {time.time() - begin:.0f} s", flush=True)

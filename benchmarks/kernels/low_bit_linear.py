@@ -2,9 +2,8 @@
 
 check: shapes small and large on NaN-filled outputs, against float32. few, many, hopper, workspace: every form of that kernel on
 the shapes of a 27B model, fastest first. table: what the operation does by itself, beside cuBLAS on plain weights. formats: the
-other formats. ampere: the sm_86 form through the driver's compiler. libraries: humming-kernels, gemlite and PyTorch's int4
-product on the same shapes, where they are installed. A time is the median of graph replays over weights that do not fit the L2
-cache together.
+other formats. libraries: humming-kernels, gemlite and PyTorch's int4 product on the same shapes, where they are installed. A
+time is the median of graph replays over weights that do not fit the L2 cache together. (Forms for sm_86: ampere.py.)
 """
 
 from __future__ import annotations
@@ -309,28 +308,6 @@ def libraries() -> None:
         gemlite((1, 8, 64))
 
 
-AMPERE_WAYS: tuple[tuple[int, Way], ...] = (
-    (1, cuda.few_rows), (8, cuda.few_rows), (16, cuda.many_rows), (32, cuda.ampere_rows), (64, cuda.ampere_rows),
-)
-
-
-def ampere() -> None:
-    """The form for sm_86, as PTX that the driver compiles for this card."""
-    original = cuda.architecture_of
-    cuda.architecture_of = lambda name, capability: "compute_86"
-    cuda._function.cache_clear()
-    for outputs, inputs in SHAPES:
-        weights = [make_weight(outputs, inputs) for _ in range(copies_beyond_l2(outputs * inputs // 2))]
-        for rows, way in AMPERE_WAYS:
-            x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            y = torch.empty(rows, outputs, device="cuda", dtype=x.dtype)
-            us = median_us([partial(way, x, w.packed, w.scale, w.zero, y) for w in weights])
-            print(line(f"sm_86 form {outputs}x{inputs}", us, rows, outputs, inputs, weights[0].nbytes), flush=True)
-        del weights
-    cuda.architecture_of = original
-    cuda._function.cache_clear()
-
-
 def one() -> None:
     """For a profiler: the one-row kernel on the widest shape, and 64 rows."""
     for outputs, inputs in SHAPES[:2]:
@@ -348,7 +325,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "hopper": partial(sweep, "hopper", cuda.hopper_rows, (32, 64, 96, 128, 256, 1024), hopper_forms),
     "workspace": partial(sweep, "workspace", cuda.through_workspace, (512, 1024, 2048, 8192), workspaces),
     "table": table, "formats": table_formats,
-    "libraries": libraries, "ampere": ampere, "one": one,
+    "libraries": libraries, "one": one,
 }
 
 
