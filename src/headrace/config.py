@@ -76,6 +76,10 @@ class EngineConfig:
     graphs: str = setting(
         "auto", "Whether decode steps are captured as CUDA graphs at start; auto is on with a GPU.", choices=GRAPHS
     )
+    wait_for_gpu: float = setting(
+        0.0, "Seconds to wait at start for other processes to leave the GPU's memory; 0 refuses at once and names them.",
+        metavar="SECONDS",
+    )
     verify_fit: bool = setting(
         False, "At start, fill the cache to its last byte, run the largest steps there can be and say what that took, beside "
         "the plan, line by line; refuse to start if it is over 1 % more."

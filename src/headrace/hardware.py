@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 class Hardware:
     """A device. On a CPU the memory is the machine's RAM; free_bytes is what is unused right now. capability: of a GPU, 86 for
     compute capability 8.6. elsewhere: a card that is planned for, whatever is installed on this machine. processors: a GPU's
-    streaming multiprocessors, 0 where nothing is known of them.
+    streaming multiprocessors, 0 where nothing is known of them. uuid: by which the driver knows it.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -25,6 +25,7 @@ class Hardware:
     capability: int = 0
     elsewhere: bool = False
     processors: int = 0
+    uuid: str = ""
 
 
 def detect(device: str) -> Hardware:
@@ -40,7 +41,8 @@ def detect(device: str) -> Hardware:
     free, total = torch.cuda.mem_get_info()
     found = torch.cuda.get_device_properties()
     capability, processors = 10 * found.major + found.minor, found.multi_processor_count
-    return Hardware("cuda", found.name, total, free, found.major >= 8, capability, processors=processors)
+    uuid = str(getattr(found, "uuid", ""))
+    return Hardware("cuda", found.name, total, free, found.major >= 8, capability, processors=processors, uuid=uuid)
 
 
 def _cpu() -> Hardware:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
+from headrace.engine.shared_gpu import budget_beside_others
 from headrace.engine.start import Start, planned_workspace
 from headrace.engine.verify_fit import verify_fit
 from headrace.errors import ConfigError
+from headrace.gpu_processes import gpu_processes
 from headrace.hardware import Hardware, detect
 from headrace.models.spec import WeightMap
 from headrace.plan.budget import Budget, make_budget
@@ -61,7 +64,12 @@ def build_engine(
     hardware = detect(config.device)
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
-    budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafter.most if drafter else 0)
+    drafts, holders = drafter.most if drafter else 0, partial(gpu_processes, hardware.uuid)
+
+    def make(hardware: Hardware) -> Budget:
+        return make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafts)
+
+    hardware, budget = budget_beside_others(partial(detect, config.device), make, holders, config.wait_for_gpu)
     try:
         core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafter, start)
     except Exception as error:

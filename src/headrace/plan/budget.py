@@ -181,6 +181,8 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one")
     if config.gpu_checkpoint_bytes is not None and config.gpu_checkpoint_bytes < 0:
         raise ConfigError(f"gpu_checkpoint_bytes must be 0 or more, not {config.gpu_checkpoint_bytes}")
+    if config.wait_for_gpu < 0:
+        raise ConfigError(f"wait_for_gpu must be 0 or more, not {config.wait_for_gpu}")
     if config.context == 1:
         raise ConfigError("context must be 2 or more, not 1: a prompt and an answer of a token each")
     if config.context is not None and config.context > spec.max_context:
@@ -278,8 +280,11 @@ def _table_line(
 ) -> BudgetLine:
     """Where sequences' pages are, and the numbers sent with each step, of no more pages than there could be."""
     groups, context = extras.all_groups(spec), config.context or spec.max_context
+    most = [hardware.free_bytes // _page_bytes(group, config, dtypes) for group in groups]
+    full = [count for group, count in zip(groups, most, strict=True) if group.window is None]
+    context = max(1, min([context, *(count * config.page_tokens for count in full)]))
     wanted = sizes.rows * -(-context // config.page_tokens)
-    pages = sum(min(wanted, hardware.free_bytes // _page_bytes(group, config, dtypes)) for group in groups)
+    pages = sum(min(wanted, count) for count in most)
     tables = table_bytes(len(groups), slots, context, sizes.drafts, config.page_tokens)
     assert config.chunk_tokens is not None
     tokens = config.chunk_tokens + sizes.rows * (1 + sizes.drafts)
