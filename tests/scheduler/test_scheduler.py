@@ -1,4 +1,5 @@
-"""The scheduler against a fake device: whatever arrives, leaves, or runs out of pages, every request gets its own tokens."""
+"""The scheduler against a fake device: whatever arrives, leaves, or runs out of pages, every request gets its own tokens, and
+whatever of it is cached, every page and checkpoint has one owner."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.support.fake_device import VOCAB, FakeDevice, expected_output
 from tests.support.scripted_drafter import ScriptedDrafter
 
@@ -183,6 +184,12 @@ SchedulerMachine.TestCase.settings = settings(
     max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestScheduler = SchedulerMachine.TestCase
+
+
+@pytest.mark.long
+def test_many_more_of_the_same() -> None:
+    many = settings(max_examples=10_000, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(SchedulerMachine, settings=many)
 
 
 def run_all(scheduler: Scheduler, device: FakeDevice) -> list[TokenEvent]:
