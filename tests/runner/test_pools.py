@@ -32,7 +32,8 @@ def test_pools_take_the_budget_s_bytes(kv_dtype: str) -> None:
     held = [tensor for kind in (pools.keys, pools.values, pools.key_scales, pools.value_scales, pools.states, pools.conv_tails)
             for tensor in kind if tensor is not None]
     lines = {line.name: line.bytes for line in budget.lines}
-    assert sum(tensor.nbytes for tensor in held) == sum(lines[name] for name in ("kv pages 0", "kv pages 1", "state slots"))
+    names = ("kv pages 0", "kv pages 1", "state slots", "gpu checkpoints")
+    assert sum(tensor.nbytes for tensor in held) == sum(lines[name] for name in names)
     scales = pools.scales(0)
     assert pools.rings == ()
     assert (scales[0] is not None) == (kv_dtype in ("fp8", "int8")) and pools.scales(1) == (None, None)
