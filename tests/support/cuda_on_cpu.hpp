@@ -1,5 +1,5 @@
-// Enough of CUDA in C++ to run a kernel of 256 threads a block on a CPU, block after block: threads are fibers, which take turns
-// wherever CUDA's threads wait for each other, and the primitives of gated_delta_verify are plain loops over a warp.
+// Enough of CUDA in C++ to run a kernel of BLOCK_THREADS threads a block on a CPU, block after block: threads are fibers, which
+// take turns wherever CUDA's threads wait for each other, and the primitives of gated_delta_verify are plain loops over a warp.
 //
 // It finds wrong indices, formulas and alignments, and barriers that not all threads come to; not races.
 
@@ -11,6 +11,12 @@
 #include <cstring>
 #include <functional>
 
+#ifndef BLOCK_THREADS
+#define BLOCK_THREADS 256
+#endif
+#ifndef BACKWARDS  // 1: the last block of a row runs first
+#define BACKWARDS 0
+#endif
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -37,7 +43,7 @@ struct Fiber {
   bool done;
   char stack[1 << 16];
 };
-static const int BLOCK = 256;
+static const int BLOCK = BLOCK_THREADS;
 static Fiber fibers[BLOCK], *current;
 static ucontext_t scheduler;
 static Place blockIdx;
@@ -93,7 +99,8 @@ static void run_block() {
 static void launch(int columns, int rows, std::function<void()> kernel) {
   body = kernel;
   for (int y = 0; y < rows; y++)
-    for (int x = 0; x < columns; x++) blockIdx = {x, y, 0}, memset(memory, 0xFF, sizeof memory), run_block();
+    for (int i = 0; i < columns; i++)
+      blockIdx = {BACKWARDS ? columns - 1 - i : i, y, 0}, memset(memory, 0xFF, sizeof memory), run_block();
 }
 
 // Numbers.
@@ -110,12 +117,15 @@ static float exponential(float x) { return expf(x); }
 static float reciprocal(float x) { return 1.0f / x; }
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static float log_of(float x) { return logf(x); }
+template <class T> static T min(T a, T b) { return a < b ? a : b; }
+template <class T> static T max(T a, T b) { return a > b ? a : b; }
 #define __logf log_of
 
 // Memory.
 static void let_next_kernel_start() {}
 static void await_previous_kernel() {}
 static void await_copies() {}
+template <class T> static T load_now(const T* from) { return *from; }
 static void prefetch(const void*) {}
 static void aligned(const void* p, int bytes) { if ((size_t)p % bytes) fail("address not aligned"); }
 template <int BYTES> static void copy_async(void* to, const void* from, bool valid = true) {
@@ -132,6 +142,7 @@ static float from_lane(float x, int source) {
   w.hold(32, [&w] { for (int l = 0; l < 32; l++) w.out[l][0] = w.in[w.in[l][1]][0]; });
   return __uint_as_float(w.out[lane()][0]);
 }
+static float __shfl_sync(u32, float x, int source) { return from_lane(x, source); }
 static float __shfl_xor_sync(u32, float x, int mask) { return from_lane(x, lane() ^ mask); }
 static float __shfl_up_sync(u32, float x, int back) { return from_lane(x, lane() >= back ? lane() - back : lane()); }
 
@@ -151,6 +162,10 @@ static void matrices(u32 (&m)[4], const void* row, bool transposed) {
 }
 static void load_matrices(u32 (&m)[4], const void* row) { matrices(m, row, false); }
 static void load_transposed(u32 (&m)[4], const void* row) { matrices(m, row, true); }
+static void load_transposed(u32 (&m)[2], const void* row) {
+  u32 all[4];
+  matrices(all, row, true), m[0] = all[0], m[1] = all[1];
+}
 
 static void multiply_fragments(Warp& w) {
   float a[16][16], b[16][8];
@@ -175,3 +190,4 @@ static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   w.hold(32, [&w] { multiply_fragments(w); });
   memcpy(d, w.out[lane()], sizeof d);
 }
+static void mma(float (&d)[4], const u32 (&a)[2], u32 b) { mma(d, {a[0], a[1], 0, 0}, b, 0); }

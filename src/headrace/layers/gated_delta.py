@@ -60,7 +60,7 @@ class GatedDelta(nn.Module):
         if rows:
             parts.append(gated_delta_verify(
                 qkvz[:tokens], ab[:tokens], self._weights(), tails, states, ring, pending, parity, batch.slots[:rows],
-                batch.row_offsets[: rows + 1], deferred.certain[:rows],
+                batch.row_offsets[: rows + 1], deferred.certain[:rows], max(batch.host_row_tokens[:rows]),
             ))
         if rows < len(batch.slots):
             long = deferred.long_slots

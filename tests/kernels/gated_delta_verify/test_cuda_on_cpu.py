@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,16 @@ from headrace.kernels.gated_delta_verify.cuda import Form
 
 pytestmark = pytest.mark.skipif(cuda_on_cpu.COMPILER is None, reason="needs g++")
 
-CASE = cases.Case(
-    "on-cpu", ((2, 1, 3), (0, 1, 0), (7, 1, 7), (3, 9, 7), (5, 2, 0)), key_heads=1, value_heads=3, key_dim=128, value_dim=128
-)
+Case = partial(cases.Case, key_heads=1, value_heads=3, key_dim=128, value_dim=128)
+CASE = Case("on-cpu", ((2, 1, 3), (0, 1, 0), (7, 1, 7), (3, 9, 7), (5, 2, 0)))
+SHORT = Case("short", ((2, 1, 3), (0, 1, 0), (7, 1, 7), (3, 4, 2), (5, 2, 0), (1, 8, 0)))
 
 
 class OnCpu:
-    """The operation as its kernels compute it, with blocks of `group` value heads."""
+    """The operation as its kernels compute it."""
 
-    def __init__(self, group: int, folder: Path) -> None:
-        self._form, self._folder = Form(group, 1), folder
+    def __init__(self, form: Form, folder: Path) -> None:
+        self._form, self._folder = form, folder
         self._compiled = cache(self._compile)
 
     def _compile(self, name: str, macros: tuple[tuple[str, int], ...]) -> Any:
@@ -39,15 +39,16 @@ class OnCpu:
         return cuda_on_cpu.compiled(source, name, dict(macros), self._folder)
 
     def gated_delta_verify(
-        self, qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, ring: Ring, *rest: Tensor
+        self, qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, ring: Ring, *rest: Any
     ) -> Tensor:
-        pending, parity, slots, offsets, certain = rest
+        pending, parity, slots, offsets, certain, _ = rest
         out = torch.full((len(qkvz), states.shape[1] * 128), float("nan"), dtype=qkvz.dtype)
-        run = self._compiled("verify", tuple(cuda.verify_macros(tails, states, ring, self._form).items()))
+        threads = {"BLOCK_THREADS": cuda.STATE_THREADS + 32 * self._form.extra}
+        run = self._compiled("verify", tuple((cuda.verify_macros(tails, states, ring, self._form) | threads).items()))
         run(
             states.shape[1] // self._form.group, len(slots), qkvz, ab, weights.conv.T.contiguous(), weights.a_log,
             weights.dt_bias, weights.norm, tails, states, slots, offsets, certain, pending, parity, ring.keys, ring.deltas,
-            ring.decays, ring.inputs, out, qkvz.stride(0), ab.stride(0), ctypes.c_float(weights.eps),
+            ring.decays, ring.inputs, out, len(states), len(qkvz), qkvz.stride(0), ab.stride(0), ctypes.c_float(weights.eps),
         )
         return out
 
@@ -61,12 +62,17 @@ class OnCpu:
         )
 
 
-@pytest.mark.parametrize(
-    ("group", "dtype", "state"), [(1, torch.bfloat16, torch.float16), (3, torch.float16, torch.float32)], ids=str
-)
-def test_agrees_and_folds_to_the_same_bits(group: int, dtype: torch.dtype, state: torch.dtype, tmp_path: Path) -> None:
-    op, given = OnCpu(group, tmp_path), cases.inputs(CASE, dtype)
+@pytest.mark.parametrize(("case", "form", "dtype", "state"), [
+    (CASE, Form(1, 2, 16, extra=0), torch.bfloat16, torch.float16),
+    (CASE, Form(3, 1, 16, extra=0), torch.float16, torch.float32),
+    (SHORT, Form(1, 2, 8, extra=3), torch.bfloat16, torch.float16),
+    (SHORT, Form(3, 2, 8, extra=0), torch.bfloat16, torch.float16),
+], ids=str)
+def test_agrees_and_folds_to_the_same_bits(
+    case: cases.Case, form: Form, dtype: torch.dtype, state: torch.dtype, tmp_path: Path
+) -> None:
+    op, given = OnCpu(form, tmp_path), cases.inputs(case, dtype)
     given["states"] = given["states"].to(state)
     expected = cases.run(reference, widened(copy.deepcopy(given)))
     agree(cases.run(op, given), expected, dtype)
-    check_bits(op, CASE, dtype, state, "cpu")
+    check_bits(op, case, dtype, state, "cpu")

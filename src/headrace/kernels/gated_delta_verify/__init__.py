@@ -23,13 +23,13 @@ __all__ = ["MAX_TOKENS", "Ring", "advance", "fold", "gated_delta_verify"]
 
 def gated_delta_verify(
     qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, ring: Ring, pending: Tensor, parity: Tensor,
-    slots: Tensor, offsets: Tensor, certain: Tensor,
+    slots: Tensor, offsets: Tensor, certain: Tensor, longest: int = MAX_TOKENS,
 ) -> Tensor:
     """gated_delta_mix for rows of c certain tokens followed by k drafts, 1 <= c + k <= MAX_TOKENS, k <= K -> [T, HV DV].
 
     Row r has tokens offsets[r] ... offsets[r + 1] (int32 [R + 1]), of which the first certain[r] (int32 [R]) are certain;
     tokens behind the last row's are left undefined. slots int64 [R], distinct. pending, parity int32 [slots] are
-    of all layers together: this reads them only, see `advance`.
+    of all layers together: this reads them only, see `advance`. longest: no row has more tokens; a bound for speed.
 
     Where values are rounded: S to its pool's type after the pending drafts are folded and again after the certain tokens, and
     each time it goes on from what was rounded; a draft's k, d and summed g to the ring's types, and they are used so. Hence
@@ -38,7 +38,7 @@ def gated_delta_verify(
     """
     way = _implementation(tails, states, ring)
     result: Tensor = way.gated_delta_verify(
-        qkvz, ab, weights, tails, states, ring, pending, parity, slots, offsets, certain
+        qkvz, ab, weights, tails, states, ring, pending, parity, slots, offsets, certain, longest
     )
     return result
 

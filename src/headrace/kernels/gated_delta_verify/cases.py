@@ -87,7 +87,8 @@ def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
     weights = MixWeights(*(given[name] for name in ("conv_weight", "a_log", "dt_bias", "norm_weight", "eps")))
     ring = Ring(*(given[name] for name in ("keys", "deltas", "decays", "ring_inputs")))
     rest = (given[name] for name in ("pending", "parity", "slots", "offsets", "certain"))
-    out = op.gated_delta_verify(given["qkvz"], given["ab"], weights, given["tails"], given["states"], ring, *rest)
+    longest = int(given["offsets"].diff().max())
+    out = op.gated_delta_verify(given["qkvz"], given["ab"], weights, given["tails"], given["states"], ring, *rest, longest)
     return out, given["tails"], given["states"], ring.keys, ring.deltas, ring.decays, ring.inputs
 
 

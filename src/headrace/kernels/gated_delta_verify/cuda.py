@@ -22,57 +22,90 @@ from headrace.kernels.gated_delta_verify.ring import MAX_TOKENS, Ring
 
 HEAD_DIM = 128
 MOST_TAPS = 5
-THREADS = 256
+STATE_THREADS = 256
+"""Of a block: those that have a state."""
 ARRIVALS = 65_536
 """Rows times key heads of a launch, at most."""
 RESERVED_BYTES = 1024
 """Of shared memory, by every block on Hopper and later."""
 
+EXTRA = 3
+"""Warps that a block of one value head can give something to do: two matrices and the convolution's inputs."""
+
+_SPILLS_TOGETHER = (120,)
 _SIXTEEN = (torch.float16, torch.bfloat16)
 _PITCH = HEAD_DIM + 8
 
 
 class Form(NamedTuple):
-    """group: value heads of a block, one or all of a key head. resident: blocks of a processor that registers suffice for."""
+    """group: value heads of a block, one or all of a key head. resident: blocks of a processor that registers suffice for.
+    tokens: of a row, at most, 8 or 16. extra: warps besides those that have the state."""
 
     group: int
     resident: int
+    tokens: int
+    extra: int
 
 
-def form(rows: int, key_heads: int, ratio: int, state: torch.dtype, on: Card) -> Form:
-    """ratio: value heads of a key head. Sharing what is made of q and k pays where blocks come one after the other."""
-    if state != torch.float16:
-        return Form(1, 1)
-    fits = ratio <= 4 and 2 * (shared_bytes(ratio, MOST_TAPS) + RESERVED_BYTES) <= on.shared_bytes
-    together = fits and rows * key_heads * ratio > 5 * on.processors
-    return Form(ratio if together else 1, 2)
+class Layer(NamedTuple):
+    """ratio: value heads of a key head. taps: of the convolution. drafts: of a half of the ring."""
+
+    key_heads: int
+    ratio: int
+    taps: int
+    drafts: int
+    state: torch.dtype
+
+    @classmethod
+    def of(cls, tails: Tensor, states: Tensor, ring: Ring) -> Layer:
+        _, _, drafts, key_heads, _ = ring.keys.shape
+        return cls(key_heads, states.shape[1] // key_heads, tails.shape[1] + 1, drafts, states.dtype)
 
 
-def shared_bytes(group: int, width: int) -> int:
+def form(rows: int, longest: int, layer: Layer, on: Card) -> Form:
+    """Sharing what is made of q and k pays where blocks come one after the other."""
+    tokens, blocks = _eights(longest), rows * layer.key_heads * layer.ratio
+    if layer.state != torch.float16:
+        return Form(1, 1, tokens, extra=0)
+    if blocks <= on.processors:
+        return Form(1, 1, tokens, EXTRA)
+    together = Form(layer.ratio, 2, tokens, extra=0)
+    fits = layer.ratio <= 4 and 2 * (shared_bytes(together, layer) + RESERVED_BYTES) <= on.shared_bytes
+    pays = fits and blocks > 5 * on.processors and on.capability not in _SPILLS_TOGETHER
+    return together if pays else Form(1, 2, tokens, extra=0)
+
+
+def _eights(count: int) -> int:
+    return 8 if count <= 8 else MAX_TOKENS
+
+
+def shared_bytes(form: Form, layer: Layer) -> int:
     """Of a block: verify.cu's struct Shared, without what the compiler adds to reach a multiple of 16."""
-    parts, head = 2 + group, MAX_TOKENS * HEAD_DIM * 2
-    vectors = (parts + 1 + group) * MAX_TOKENS * _PITCH * 2
-    window = max(parts * (MAX_TOKENS + width - 1) * HEAD_DIM * 2, 2 * group * head)
-    taps = max(parts * width * HEAD_DIM * 2, group * MAX_TOKENS * (MAX_TOKENS + 8) * 4)
-    squares = 2 * MAX_TOKENS * (MAX_TOKENS + 8) * 2
-    return vectors + window + taps + group * (head + squares + 4 * MAX_TOKENS * 4) + HEAD_DIM * 4 + 16
+    (group, _, tokens, _), drafts, width = form, _eights(layer.drafts), layer.taps
+    parts, head = 2 + group, tokens * HEAD_DIM * 2
+    vectors = (parts * tokens + (1 + group) * drafts) * _PITCH * 2
+    window = max(parts * (tokens + width - 1) * HEAD_DIM * 2, 2 * group * head)
+    taps = max(parts * width * HEAD_DIM * 2, group * tokens * (tokens + 8) * 4)
+    squares = 2 * tokens * (24 if tokens > 8 else 8) * 2
+    return vectors + window + taps + group * (head + squares + 3 * tokens * 4 + drafts * 4) + HEAD_DIM * 4 + 16
 
 
 def _layer_macros(tails: Tensor, states: Tensor, ring: Ring, form: Form) -> dict[str, int]:
+    layer = Layer.of(tails, states, ring)
     return {
-        "BF16": int(tails.dtype == torch.bfloat16), "STATE_FP16": int(states.dtype == torch.float16),
-        "KEY_HEADS": ring.keys.shape[3], "VALUE_HEADS": states.shape[1], "WIDTH": tails.shape[1] + 1,
-        "DEPTH": ring.keys.shape[2], "GROUP": form.group, "RESIDENT": form.resident,
+        "BF16": int(tails.dtype == torch.bfloat16), "STATE_FP16": int(layer.state == torch.float16),
+        "KEY_HEADS": layer.key_heads, "VALUE_HEADS": states.shape[1], "WIDTH": layer.taps, "DEPTH": layer.drafts,
+        "DRAFTS": _eights(layer.drafts), "GROUP": form.group, "EXTRA": form.extra, "RESIDENT": form.resident,
     }
 
 
 def verify_macros(tails: Tensor, states: Tensor, ring: Ring, form: Form) -> dict[str, int]:
-    own = {"ARRIVALS": ARRIVALS, "SHARED_BYTES": shared_bytes(form.group, tails.shape[1] + 1)}
+    own = {"TOKENS": form.tokens, "ARRIVALS": ARRIVALS, "SHARED_BYTES": shared_bytes(form, Layer.of(tails, states, ring))}
     return _layer_macros(tails, states, ring, form) | own
 
 
 def fold_macros(tails: Tensor, states: Tensor, ring: Ring) -> dict[str, int]:
-    return _layer_macros(tails, states, ring, Form(1, 2))
+    return _layer_macros(tails, states, ring, Form(1, 2, MAX_TOKENS, extra=0))
 
 
 @cache
@@ -84,7 +117,7 @@ def source(name: str) -> str:
 @cache
 def _function(name: str, macros: tuple[tuple[str, int], ...], shared: int, device: int, capability: int) -> CudaFunction:
     code = partial(nvrtc.compiled, source(name), dict(macros), f"sm_{capability}")
-    return CudaFunction(code, name, THREADS, shared, early=True)
+    return CudaFunction(code, name, STATE_THREADS + 32 * dict(macros)["EXTRA"], shared, early=True)
 
 
 def _on(device: torch.device, name: str, macros: dict[str, int], shared: int = 0) -> CudaFunction:
@@ -102,7 +135,7 @@ def suits(tails: Tensor, states: Tensor, ring: Ring) -> bool:
 
 def gated_delta_verify(
     qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, ring: Ring, pending: Tensor, parity: Tensor,
-    slots: Tensor, offsets: Tensor, certain: Tensor, chosen: Form | None = None,
+    slots: Tensor, offsets: Tensor, certain: Tensor, longest: int = MAX_TOKENS, chosen: Form | None = None,
 ) -> Tensor:
     """As the public function, for memory that suits. chosen: another form than the shape's."""
     rows, heads, key_heads = len(slots), states.shape[1], ring.keys.shape[3]
@@ -110,12 +143,12 @@ def gated_delta_verify(
     assert qkvz.stride(0) % 8 == 0 and qkvz.data_ptr() % 16 == 0 and states.is_contiguous() and tails.is_contiguous()
     assert rows * key_heads <= ARRIVALS and weights.a_log.dtype == weights.dt_bias.dtype == weights.norm.dtype == torch.float32
     out = torch.empty(len(qkvz), heads * HEAD_DIM, dtype=qkvz.dtype, device=qkvz.device)
-    chosen = chosen or form(rows, key_heads, heads // key_heads, states.dtype, card(qkvz.device))
+    chosen = chosen or form(rows, longest, Layer.of(tails, states, ring), card(qkvz.device))
     macros = verify_macros(tails, states, ring, chosen)
     _on(qkvz.device, "verify", macros, macros["SHARED_BYTES"])(
         (heads // chosen.group, rows, 1), qkvz, ab, weights.conv.T.contiguous(), weights.a_log, weights.dt_bias, weights.norm,
         tails, states, slots, offsets, certain, pending, parity, ring.keys, ring.deltas, ring.decays, ring.inputs, out,
-        qkvz.stride(0), ab.stride(0), ctypes.c_float(weights.eps),
+        len(states), len(qkvz), qkvz.stride(0), ab.stride(0), ctypes.c_float(weights.eps),
     )
     return out
 

@@ -34,6 +34,18 @@ __device__ __forceinline__ uint4 load_early(const void* from) {
   return v;
 }
 
+// From the second cache, where what other kernels write is seen, before and after they have finished.
+__device__ __forceinline__ int load_now(const int* from) {
+  int v;
+  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ long long load_now(const long long* from) {
+  long long v;
+  asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // Four 8x8 matrices of 16-bit numbers from shared memory; each lane names a row of one. Lane 4g + c gets numbers 2c and 2c + 1
@@ -46,12 +58,22 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
 }
+__device__ __forceinline__ void load_transposed(u32 (&m)[2], const void* row) {  // two, named by lanes 0 to 15
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(m[0]), "=r"(m[1]) : "r"(shared_address(row)) : "memory");
+}
 
 // d [16, 8] += a [16, 16] b [16, 8]: products of fp16 with fp32 sums. Lane 4g + c has rows g and g + 8, columns 2c and 2c + 1 of d.
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The same of a [16, 8] and b [8, 8].
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[2], u32 b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
 __device__ __forceinline__ float exponential(float x) {

@@ -11,7 +11,7 @@ from torch.nn.functional import silu, softplus
 from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.gated_delta_rule.reference import unit
-from headrace.kernels.gated_delta_verify.ring import Ring
+from headrace.kernels.gated_delta_verify.ring import MAX_TOKENS, Ring
 from headrace.kernels.gated_rms_norm.reference import gated_rms_norm
 from headrace.kernels.precision import accumulation_dtype
 
@@ -32,7 +32,7 @@ def _half(ring: Ring, slot: int, half: int) -> _Drafts:
 
 def gated_delta_verify(
     qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, ring: Ring, pending: Tensor, parity: Tensor,
-    slots: Tensor, offsets: Tensor, certain: Tensor,
+    slots: Tensor, offsets: Tensor, certain: Tensor, longest: int = MAX_TOKENS,
 ) -> Tensor:
     channels = weights.conv.shape[0]
     out = torch.zeros((len(qkvz), states.shape[1] * states.shape[2]), dtype=qkvz.dtype, device=qkvz.device)

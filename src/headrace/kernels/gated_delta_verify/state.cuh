@@ -2,13 +2,15 @@
 // having 16 of its rows, and the pending drafts that join it. Compiled by NVRTC without any header.
 //
 // Macros that the host defines: BF16 (activations: 1 bf16, 0 fp16), STATE_FP16 (states: 1 fp16, 0 fp32), KEY_HEADS, VALUE_HEADS,
-// WIDTH (taps of the convolution), DEPTH (drafts of a half of the ring), GROUP (value heads of a block, all of one key head),
-// RESIDENT (blocks of a multiprocessor that registers are made to suffice for).
+// WIDTH (taps of the convolution), DEPTH (drafts of a half of the ring), DRAFTS (that, as 8 or 16), GROUP (value heads of a
+// block, all of one key head), EXTRA (warps of a block besides those that have the state), RESIDENT (blocks of a multiprocessor
+// that registers are made to suffice for).
 
 #define DIM 128
-#define TOKENS 16                      // of a row, at most, and drafts of a half of the ring
-#define WARPS (DIM / 16)
+#define STATE_WARPS (DIM / 16)         // those that have the state
+#define WARPS (STATE_WARPS + EXTRA)
 #define THREADS (32 * WARPS)
+#define LINES (THREADS / VECTORS)      // of threads, each for the vectors of a head
 #define VECTORS (DIM / 8)              // 16-byte vectors of 16-bit numbers in a head
 #define PITCH (DIM + 8)                // of shared tiles of 16-bit numbers: ldmatrix's eight rows lie in different banks
 #define BEFORE (WIDTH - 1)             // inputs of the convolution before a token
@@ -75,7 +77,8 @@ __device__ __forceinline__ void expect(const void* states, int slot, int value_h
   constexpr int head_bytes = DIM * DIM * (int)sizeof(Element);
   const char* head = (const char*)states + (long long)slot * (VALUE_HEADS * head_bytes) + value_head * head_bytes;
 #pragma unroll
-  for (int at = 0; at < head_bytes; at += THREADS * 128) prefetch(head + at + threadIdx.x * 128);
+  for (int at = 0; at < head_bytes; at += THREADS * 128)
+    if (at + threadIdx.x * 128 < head_bytes) prefetch(head + at + threadIdx.x * 128);
 }
 
 // The 16 rows of X that a warp has, as 16 tiles of 8 columns. Lane 4g + c has rows g and g + 8.
@@ -144,7 +147,7 @@ struct State {
   }
 #endif
 
-  // X <- keep X + d k, with d [16, TOKENS] as mma's left operand and keys [TOKENS, DIM]; rounded to the states' type.
+  // X <- keep X + d k, with d [16, 16] as mma's left operand and keys [16, DIM]; rounded to the states' type.
   __device__ void add(const u32 (&d)[4], const u16 (*keys)[PITCH], float keep, int lane) {
 #pragma unroll
     for (int n = 0; n < 16; n += 2) {
@@ -159,37 +162,68 @@ struct State {
       }
     }
   }
+
+  // The same with d [16, 8] and keys [8, DIM].
+  __device__ void add(const u32 (&d)[2], const u16 (*keys)[PITCH], float keep, int lane) {
+#pragma unroll
+    for (int n = 0; n < 16; n += 4) {
+      u32 k[4];
+      load_transposed(k, &keys[lane % 8][8 * n + lane / 8 * 8]);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float sum[4];
+        get(n + i, keep, sum);
+        mma(sum, d, k[i]);
+        set(n + i, sum);
+      }
+    }
+  }
+};
+
+// What is done about memory that a block needs: copy it to shared memory, or only call it to the second cache.
+struct Copy {
+  template <int BYTES> __device__ static void take(void* to, const void* from, bool there) { copy_async<BYTES>(to, from, there); }
+};
+struct Call {
+  template <int BYTES> __device__ static void take(void*, const void* from, bool there) {
+    if (there) prefetch(from);
+  }
 };
 
 // One half of a ring in shared memory, with zeros for what is not pending.
 struct Drafts {
-  u16 keys[TOKENS][PITCH];    // in fragment order
-  u16 deltas[GROUP][TOKENS][PITCH];
-  float decays[GROUP][TOKENS];
+  u16 keys[DRAFTS][PITCH];    // in fragment order
+  u16 deltas[GROUP][DRAFTS][PITCH];
+  float decays[GROUP][DRAFTS];
 
-  __device__ void fetch(
+  template <class Way> __device__ void fetch(
       const u16* ring_keys, const u16* ring_deltas, const float* ring_decays, const Heads& heads, int first, int pending) {
-    const int draft = threadIdx.x / VECTORS, at = threadIdx.x % VECTORS * 8;
+    constexpr int sets = LINES / DRAFTS;
+    const int line = threadIdx.x / VECTORS, draft = line % DRAFTS, set = line / DRAFTS, at = threadIdx.x % VECTORS * 8;
     const bool there = draft < pending;
     const int from = there ? first + draft : first;
-    const u16* key = ring_keys + (long long)from * (KEY_HEADS * DIM) + (heads.key * DIM + at);
-    u16* place = &keys[draft][place_of_pair(at / 2)];
+    if (set == 0) {
+      const u16* key = ring_keys + (long long)from * (KEY_HEADS * DIM) + (heads.key * DIM + at);
+      u16* place = &keys[draft][place_of_pair(at / 2)];
 #pragma unroll
-    for (int pair = 0; pair < 4; pair++) copy_async<4>(place + 8 * pair, key + 2 * pair, there);
+      for (int pair = 0; pair < 4; pair++) Way::template take<4>(place + 8 * pair, key + 2 * pair, there);
+    }
+    if (set >= sets) return;
     const u16* delta = ring_deltas + (long long)from * (VALUE_HEADS * DIM) + (heads.value * DIM + at);
 #pragma unroll
-    for (int h = 0; h < GROUP; h++) copy_async<16>(&deltas[h][draft][at], delta + h * DIM, there);
-    if (at < 8 * GROUP) copy_async<4>(&decays[at / 8][draft], ring_decays + (long long)from * VALUE_HEADS + (heads.value + at / 8), there);
+    for (int h = sets - 1 - set; h < GROUP; h += sets) Way::template take<16>(&deltas[h][draft][at], delta + h * DIM, there);
+    const float* decay = ring_decays + (long long)from * VALUE_HEADS + (heads.value + at / 8);
+    if (set == sets - 1 && at < 8 * GROUP) Way::template take<4>(&decays[at / 8][draft], decay, there);
   }
 
   // X of the block's head h after `pending` drafts.
   __device__ void fold(State& x, int h, int pending, int warp, int lane) const {
     if (!pending) return;
     const float end = decays[h][pending - 1];
-    u32 d[4];
-    load_transposed(d, &deltas[h][lane % 8 + lane / 16 * 8][16 * warp + lane / 8 % 2 * 8]);
+    u32 d[DRAFTS / 4];
+    load_transposed(d, &deltas[h][lane % 8 + (DRAFTS > 8 ? lane / 16 * 8 : 0)][16 * warp + lane / 8 % 2 * 8]);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {  // what is not pending has d = 0; e^{end} bounds its weight
+    for (int half = 0; half < DRAFTS / 8; half++) {  // what is not pending has d = 0; e^{end} bounds its weight
       const float2 decay = *(const float2*)&decays[h][8 * half + lane % 4 * 2];
       const float low = exponential(end - decay.x), high = exponential(end - decay.y);
 #pragma unroll

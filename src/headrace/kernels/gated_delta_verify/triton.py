@@ -280,7 +280,7 @@ def _constants(states: Tensor, ring: Ring) -> dict[str, Any]:
 
 def gated_delta_verify(
     qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, ring: Ring, pending: Tensor, parity: Tensor,
-    slots: Tensor, offsets: Tensor, certain: Tensor, form: Form = FORM,
+    slots: Tensor, offsets: Tensor, certain: Tensor, longest: int = MAX_TOKENS, form: Form = FORM,
 ) -> Tensor:
     assert qkvz.stride(1) == 1 and ab.stride(1) == 1 and tails.is_contiguous() and states.is_contiguous()
     assert qkvz.dtype == tails.dtype == ring.inputs.dtype and ring.keys.shape[2] <= MAX_TOKENS

@@ -4,9 +4,11 @@
 // goes from head to head by itself: 16 rows of X belong to it from load to store, as the left operand of every product. Blocks
 // of one key head all read its tails, so the last of them to have read them moves them on.
 //
-// Other macros: ARRIVALS (rows times key heads, at most), SHARED_BYTES. One launch at a time on a device may count in `arrivals`.
+// Other macros: TOKENS (of a row at most, 8 or 16), ARRIVALS (rows times key heads, at most), SHARED_BYTES. One launch at a time
+// on a device may count in `arrivals`.
 
-#define SQUARE (TOKENS + 8)            // pitch of the shared 16 x 16 matrices
+#define HALVES (TOKENS / 8)            // eights of tokens
+#define SQUARE (TOKENS > 8 ? 24 : 8)   // pitch of the shared TOKENS x TOKENS matrices
 #define BLOCKS (RATIO / GROUP)         // of a key head
 
 __device__ unsigned arrivals[BLOCKS > 1 ? ARRIVALS : 1];  // blocks of each row's key heads; back at zero after every launch
@@ -30,17 +32,35 @@ struct __align__(16) Shared {
   float sums[GROUP][TOKENS], past[GROUP][TOKENS];  // decay summed within the certain tokens or the drafts; its exponential
   float beta[GROUP][TOKENS];
   float norm[DIM];
-  int moves_tails, first_token, new_first;  // the last two for the end, to which a register each would be long to keep
+  int first_token, new_first;  // for the end, to which a register each would be long to keep
 };
 static_assert(sizeof(Shared) == SHARED_BYTES, "what the host asks for");
-static_assert(RATIO % GROUP == 0 && 2 * GROUP <= WARPS && WIDTH <= 5, "warps for all that a block has to do");
+static_assert(RATIO % GROUP == 0 && 2 * GROUP <= (EXTRA ? EXTRA : WARPS) && WIDTH <= 5, "warps for all that a block has to do");
 
-// The row of a block.
+// Where a row is looked up: what other kernels write, and how much there is of it.
+struct Rows {
+  const long long* slots;
+  const int *offsets, *certain, *pending, *parity;
+  int slot_count, token_count;
+};
+
+__device__ __forceinline__ int within(int x, int most) { return min(max(x, 0), most); }
+
+// The row of a block. Looked up while the kernels before still run it may be any, though none beyond memory.
 struct Row {
-  int slot, first, count, sure;
-  __device__ Row(const long long* slots, const int* offsets, const int* certain)
-      : slot((int)slots[blockIdx.y]), first(offsets[blockIdx.y]), count(offsets[blockIdx.y + 1] - first),
-        sure(certain[blockIdx.y]) {}
+  int slot, first, count, sure, waiting, half;  // waiting: drafts; half: of the ring, that they lie in
+  __device__ Row(const Rows& of) {
+    const long long named = load_now(of.slots + blockIdx.y);
+    const int begin = load_now(of.offsets + blockIdx.y), end = load_now(of.offsets + blockIdx.y + 1);
+    const int certain = load_now(of.certain + blockIdx.y);
+    slot = (int)min(max(named, 0LL), of.slot_count - 1LL);
+    waiting = within(load_now(of.pending + slot), DEPTH), half = load_now(of.parity + slot) & 1;
+    first = within(begin, of.token_count), count = within(end - begin, min(of.token_count - first, TOKENS));
+    sure = within(certain, count);
+  }
+  __device__ bool operator!=(const Row& o) const {
+    return slot != o.slot || first != o.first || count != o.count || sure != o.sure || waiting != o.waiting || half != o.half;
+  }
 };
 
 // A thread's place in its warp, and the 16 bytes that it has of one of the heads that a block copies at a time.
@@ -49,7 +69,6 @@ struct Thread {
   __device__ Thread()
       : warp(threadIdx.x / 32), lane(threadIdx.x % 32), line(threadIdx.x / VECTORS), at(threadIdx.x % VECTORS * 8) {}
 };
-#define LINES (THREADS / VECTORS)
 
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + exponential(-x)); }
 
@@ -82,14 +101,13 @@ __device__ __forceinline__ void fetch_tokens(
 }
 
 // Inputs before the row: pending drafts', and the tail's before those.
-__device__ __forceinline__ void fetch_past(
-    Shared& s, const u16* tails, const u16* ring_inputs, const Heads& heads, const Row& row, const Thread& me, int old_first,
-    int pending) {
+template <class Way> __device__ __forceinline__ void fetch_past(
+    Shared& s, const u16* tails, const u16* ring_inputs, const Heads& heads, const Row& row, const Thread& me, int old_first) {
   for (int line = me.line; line < PARTS * BEFORE; line += LINES) {
-    const int part = line / (BEFORE ? BEFORE : 1), back = line - part * BEFORE, draft = pending - BEFORE + back;
+    const int part = line / (BEFORE ? BEFORE : 1), back = line - part * BEFORE, draft = row.waiting - BEFORE + back;
     const u16* from = draft >= 0 ? ring_inputs + (long long)(old_first + draft) * CHANNELS
                                  : tails + (long long)(row.slot * BEFORE + draft + BEFORE) * CHANNELS;
-    copy_async<16>(&s.window[part][back][me.at], from + (heads.channel(part) + me.at));
+    Way::template take<16>(&s.window[part][back][me.at], from + (heads.channel(part) + me.at), true);
   }
 }
 
@@ -135,7 +153,7 @@ __device__ __forceinline__ void make_vectors(
 #pragma unroll
     for (int part = 2; part < PARTS; part++) *(uint2*)&s.vectors[part][t][4 * me.lane] = pack_halves(y[part], 1.0f);
   }
-  if (me.line >= row.count) *(uint4*)&s.vectors[1][me.line][me.at] = make_uint4(0, 0, 0, 0);
+  if (me.line >= row.count && me.line < TOKENS) *(uint4*)&s.vectors[1][me.line][me.at] = make_uint4(0, 0, 0, 0);
 }
 
 // Decays summed within the certain tokens and within the drafts, and learning rates, of head h: lane t for token t.
@@ -176,7 +194,7 @@ __device__ __forceinline__ float2 decayed_products(
 }
 
 __device__ __forceinline__ void make_within(Shared& s, const Row& row, int h, int lane) {
-  *(u32*)&s.within[h][lane / 4][lane % 4 * 2 + 8] = 0;
+  if (TOKENS > 8) *(u32*)&s.within[h][lane / 4][lane % 4 * 2 + 8] = 0;
 #pragma unroll 1
   for (int i0 = 0; i0 < row.count; i0 += 8)
 #pragma unroll 1
@@ -211,7 +229,7 @@ __device__ __forceinline__ void invert_block(Shared& s, int h, int first, int j,
 __device__ __forceinline__ void make_solve(Shared& s, const Row& row, int h, int lane) {
   const int i = lane / 4, j = lane % 4 * 2;
   float(&system)[TOKENS][TOKENS] = s.system[h];
-  *(u32*)&s.solve[h][i][j + 8] = 0;
+  if (TOKENS > 8) *(u32*)&s.solve[h][i][j + 8] = 0;
 #pragma unroll 1
   for (int i0 = 0; i0 < row.count; i0 += 8)
 #pragma unroll 1
@@ -221,7 +239,7 @@ __device__ __forceinline__ void make_solve(Shared& s, const Row& row, int h, int
     }
   __syncwarp();
   if (lane < 8 || lane < TOKENS && row.count > 8) invert_block(s, h, lane / 8 * 8, lane % 8, row.count > 8);
-  if (row.count <= 8) return;
+  if (TOKENS <= 8 || row.count <= 8) return;
   const float(&inverse)[TOKENS][8] = s.inverse[h];
   __syncwarp();
   float inner[2] = {0.0f, 0.0f}, y[2] = {0.0f, 0.0f};
@@ -235,14 +253,15 @@ __device__ __forceinline__ void make_solve(Shared& s, const Row& row, int h, int
   *(u32*)&s.solve[h][i + 8][j] = pack_half(y[0] * s.beta[h][j], y[1] * s.beta[h][j + 1]);
 }
 
-// Rows of the window from `first` on to memory, of the parts from `part` on: by `lines` lines of threads.
+// Rows of the window from `first` on to memory, of the parts from first_part to end_part: by `lines` lines of threads.
 __device__ __forceinline__ void keep_rows(
-    const Shared& s, const Heads& heads, const Thread& me, int first_part, int first, int count, int line, int lines, u16* to) {
+    const Shared& s, const Heads& heads, const Thread& me, int first_part, int end_part, int first, int count, int line, int lines,
+    u16* to) {
 #pragma unroll 1
   for (; line < count; line += lines) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      if (part >= first_part)
+      if (part >= first_part && part < end_part)
         *(uint4*)(to + line * CHANNELS + (heads.channel(part) + me.at)) = *(const uint4*)&s.window[part][first + line][me.at];
   }
 }
@@ -271,6 +290,10 @@ __device__ __forceinline__ void multiply(
 
 // y [16, TOKENS] += a [16, TOKENS] m^T, of the halves that have tokens.
 __device__ __forceinline__ void multiply_square(
+    const u32 (&a)[2], const u16 (*m)[SQUARE], const Row&, int lane, float (&y)[1][4]) {
+  mma(y[0], a, *(const u32*)&m[lane / 4][lane % 4 * 2]);
+}
+__device__ __forceinline__ void multiply_square(
     const u32 (&a)[4], const u16 (*m)[SQUARE], const Row& row, int lane, float (&y)[2][4]) {
   u32 b[4];
   load_matrices(b, &m[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
@@ -278,12 +301,12 @@ __device__ __forceinline__ void multiply_square(
   if (row.count > 8) mma(y[1], a, b[2], b[3]);
 }
 
-// What a warp knows of the tokens of head h, in two halves of eight: lane 4g + c has values g and g + 8 of tokens 2c and 2c + 1.
+// What a warp knows of the tokens of head h, in halves of eight: lane 4g + c has values g and g + 8 of tokens 2c and 2c + 1.
 struct Chunk {
   const int h, warp, lane;
-  u32 rest[4];  // V - e^c K S of the tokens that were looked at, and d of all that were run; as mma's left operand
-  u32 d[4];
-  float o[2][4];
+  u32 rest[2 * HALVES];  // V - e^c K S of the tokens that were looked at, and d of all that were run; as mma's left operand
+  u32 d[2 * HALVES];
+  float o[HALVES][4];
 
   __device__ Chunk(int h, const Thread& me) : h(h), warp(me.warp), lane(me.lane), rest{}, d{}, o{} {}
 
@@ -291,10 +314,10 @@ struct Chunk {
 
   // Tokens from `begin` to `end`: their rest, with nothing of others, and X Q^T decayed.
   __device__ void look(const State& x, const Shared& s, int begin, int end) {
-    u32 v[4];
-    load_transposed(v, &s.vectors[2 + h][lane % 8 + lane / 16 * 8][16 * warp + lane / 8 % 2 * 8]);
+    u32 v[2 * HALVES];
+    load_transposed(v, &s.vectors[2 + h][lane % 8 + (HALVES > 1 ? lane / 16 * 8 : 0)][16 * warp + lane / 8 % 2 * 8]);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < HALVES; half++) {
       rest[2 * half] = rest[2 * half + 1] = 0;
       if (begin >= 8 * half + 8 || end <= 8 * half) continue;
       float known[4], seen[4], left[4];
@@ -313,21 +336,21 @@ struct Chunk {
   }
 
   // M rest: nothing of tokens that were not looked at, since M couples neither block with the other.
-  __device__ void solve(const Shared& s, const Row& row, float (&y)[2][4]) const {
+  __device__ void solve(const Shared& s, const Row& row, float (&y)[HALVES][4]) const {
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < HALVES; half++)
 #pragma unroll
       for (int e = 0; e < 4; e++) y[half][e] = 0.0f;
     multiply_square(rest, s.solve[h], row, lane, y);
   }
 
   __device__ void run_certain(State& x, const Shared& s, const Row& row) {
-    float y[2][4];
+    float y[HALVES][4];
     solve(s, row, y);
     const float end = s.sums[h][row.sure - 1];
-    u32 weighted[4];
+    u32 weighted[2 * HALVES];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < HALVES; half++) {
       const float2 sum = *(const float2*)&s.sums[h][token(half, 0)];
       const float low = exponential(fminf(end - sum.x, 0.0f)), high = exponential(fminf(end - sum.y, 0.0f));
 #pragma unroll
@@ -342,11 +365,11 @@ struct Chunk {
   // Leaves the drafts' deltas where their values were.
   __device__ void run_drafts(const State& x, Shared& s, const Row& row) {
     look(x, s, row.sure, row.count);
-    float y[2][4];
+    float y[HALVES][4];
     solve(s, row, y);
     __syncwarp();  // all lanes have their values
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < HALVES; half++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const u32 pair = pack_half(y[half][2 * i], y[half][2 * i + 1]);
@@ -360,7 +383,7 @@ struct Chunk {
   __device__ void finish(Shared& s, const Row& row) {
     multiply_square(d, s.within[h], row, lane, o);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < HALVES; half++) {
       if (row.count <= 8 * half) break;
 #pragma unroll
       for (int e = 0; e < 4; e++) s.outputs[h][token(half, e)][16 * warp + lane / 4 + e / 2 * 8] = o[half][e];
@@ -383,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
     const u16* __restrict__ qkvz, const u16* __restrict__ ab, const u16* __restrict__ conv, const float* __restrict__ a_log,
     const float* __restrict__ dt_bias, const float* __restrict__ norm, u16* tails, void* states, const long long* slots,
     const int* offsets, const int* certain, const int* pending, const int* parity, u16* ring_keys, u16* ring_deltas,
-    float* ring_decays, u16* ring_inputs, u16* out, int x_stride, int ab_stride, float eps) {
+    float* ring_decays, u16* ring_inputs, u16* out, int slot_count, int token_count, int x_stride, int ab_stride, float eps) {
   extern __shared__ uint4 memory[];
   Shared& s = *(Shared*)memory;
   const Heads heads;
@@ -393,57 +416,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
   const int gate_head = WARPS - 1 - me.warp;
   const bool has_gates = gate_head < GROUP;
   const float rate = has_gates ? a_log[heads.value + gate_head] : 0.0f, bias = has_gates ? dt_bias[heads.value + gate_head] : 0.0f;
+  const Rows looked_up_in{slots, offsets, certain, pending, parity, slot_count, token_count};
+  Row row(looked_up_in);
+  expect(states, row.slot, heads.value);
+  if (EXTRA) {
+    const int old_first = Halves(row.slot, row.half).old_first;
+    fetch_past<Call>(s, tails, ring_inputs, heads, row, me, old_first);
+    s.pending.fetch<Call>(ring_keys, ring_deltas, ring_decays, heads, old_first, row.waiting);
+  }
   await_previous_kernel();
 
-  const Row row(slots, offsets, certain);
-  const int waiting = pending[row.slot], half = parity[row.slot];
-  float a = 0.0f, b = 0.0f;
-  if (has_gates && me.lane < row.count) {
-    const u16* gates = ab + (long long)(row.first + me.lane) * ab_stride + (heads.value + gate_head);
-    a = low_number(gates[0]) + bias, b = low_number(gates[VALUE_HEADS]);
-  }
-  fetch_tokens(s, qkvz, x_stride, heads, row, me);
-  const Halves ring(row.slot, half);
-  fetch_past(s, tails, ring_inputs, heads, row, me, ring.old_first, waiting);
-  s.pending.fetch(ring_keys, ring_deltas, ring_decays, heads, ring.old_first, waiting);
-  Element* state = lane_rows(states, row.slot, heads.value);
   Incoming rows;
-  rows.load(state);  // behind what is needed sooner
+  float a = 0.0f, b = 0.0f;
+#pragma unroll 1
+  for (;;) {  // once, but for a row that has changed since it was looked up
+    if (has_gates && me.lane < row.count) {
+      const u16* gates = ab + (long long)(row.first + me.lane) * ab_stride + (heads.value + gate_head);
+      a = low_number(gates[0]) + bias, b = low_number(gates[VALUE_HEADS]);
+    }
+    const int old_first = Halves(row.slot, row.half).old_first;
+    fetch_tokens(s, qkvz, x_stride, heads, row, me);
+    fetch_past<Copy>(s, tails, ring_inputs, heads, row, me, old_first);
+    s.pending.fetch<Copy>(ring_keys, ring_deltas, ring_decays, heads, old_first, row.waiting);
+    if (me.warp < STATE_WARPS) rows.load(lane_rows(states, row.slot, heads.value));  // behind what is needed sooner
+    const Row now(looked_up_in);
+    if (!(row != now)) break;
+    row = now;
+    await_copies();
+  }
+  Element* state = lane_rows(states, row.slot, heads.value);
+  const Halves ring(row.slot, row.half);
   if (has_gates) make_gates(s, heads, row, gate_head, me.lane, a, b, exponential(rate), ring_decays, ring.new_first);
   await_copies();
   __syncthreads();
 
-  u32 before = BLOCKS - 1;  // blocks that have the tails in shared memory, as this one has now
-  if (BLOCKS > 1 && threadIdx.x == 0) before = atomicInc(arrivals + blockIdx.y * KEY_HEADS + heads.key, BLOCKS - 1);
+  // The last warp counts the block among those of its key head that have the tails in shared memory. Where there are extra warps
+  // it also keeps rows of the window, and the others make the triangular matrices.
+  constexpr int keeper = WARPS - 1, first_solver = EXTRA ? STATE_WARPS : 0, solvers = 2 * GROUP;
+  bool is_last = BLOCKS == 1;
+  if (BLOCKS > 1 && me.warp == keeper && me.lane == 0)
+    is_last = atomicInc(arrivals + blockIdx.y * KEY_HEADS + heads.key, BLOCKS - 1) == BLOCKS - 1;
   make_vectors(s, heads, row, me, ring_keys, ring.new_first);
-  if (threadIdx.x == 0) s.moves_tails = before == BLOCKS - 1, s.first_token = row.first, s.new_first = ring.new_first;
+  if (threadIdx.x == 0) s.first_token = row.first, s.new_first = ring.new_first;
   __syncthreads();
 
-  constexpr int solvers = 2 * GROUP, keepers = WARPS > solvers ? WARPS - solvers : WARPS;
-  if (me.warp < GROUP) make_solve(s, row, me.warp, me.lane);
-  else if (me.warp < solvers) make_within(s, row, me.warp - GROUP, me.lane);
+  const int solver = me.warp - first_solver;
+  if (solver >= 0 && solver < GROUP) make_solve(s, row, solver, me.lane);
+  else if (solver >= GROUP && solver < solvers) make_within(s, row, solver - GROUP, me.lane);
+  constexpr int free_warps = WARPS - first_solver - solvers, keepers = free_warps > 0 ? free_warps : WARPS;
   if (me.warp >= WARPS - keepers) {  // the drafts' inputs to the ring's other half, and the tails behind the certain tokens
     const int line = me.line - 2 * (WARPS - keepers), lines = 2 * keepers;
-    keep_rows(s, heads, me, heads.is_first() ? 0 : 2, BEFORE + row.sure, row.count - row.sure, line, lines,
+    u16* tail = tails + (long long)row.slot * (BEFORE * CHANNELS);
+    keep_rows(s, heads, me, heads.is_first() ? 0 : 2, PARTS, BEFORE + row.sure, row.count - row.sure, line, lines,
               ring_inputs + (long long)ring.new_first * CHANNELS);
-    keep_rows(s, heads, me, s.moves_tails ? 0 : 2, row.sure, BEFORE, lines - 1 - line, lines,
-              tails + (long long)row.slot * (BEFORE * CHANNELS));
+    keep_rows(s, heads, me, 2, PARTS, row.sure, BEFORE, lines - 1 - line, lines, tail);
+    if (me.warp == keeper && __shfl_sync(~0u, is_last, 0)) keep_rows(s, heads, me, 0, 2, row.sure, BEFORE, me.line % 2, 2, tail);
   }
 
   const u32 zero = (u32)row.count >> 31;
-  State x(rows, zero);
+  if (EXTRA && me.warp >= STATE_WARPS) __syncthreads();  // with the others in their first head
+  else {
+    State x(rows, zero);
 #pragma unroll 1
-  for (int h = 0; h < GROUP; h++, state += DIM * DIM) {
-    Chunk chunk(h, me);
-    if (h + 1 < GROUP) expect(states, row.slot, heads.value + h + 1);
-    s.pending.fold(x, h, waiting, me.warp, me.lane);
-    if (row.sure > 0) chunk.look(x, s, 0, row.sure);
-    if (h == 0) __syncthreads();  // the triangular matrices are there, and all of the window was read
-    if (row.sure > 0) chunk.run_certain(x, s, row);
-    x.store(state, zero);
-    if (row.sure < row.count) chunk.run_drafts(x, s, row);
-    chunk.finish(s, row);
-    if (h + 1 < GROUP) {
+    for (int h = 0; h < GROUP; h++, state += DIM * DIM) {
+      if (h + 1 < GROUP) expect(states, row.slot, heads.value + h + 1);
+      Chunk chunk(h, me);
+      s.pending.fold(x, h, row.waiting, me.warp, me.lane);
+      if (row.sure > 0) chunk.look(x, s, 0, row.sure);
+      if (h == 0) __syncthreads();  // the triangular matrices are there, and all of the window was read
+      if (row.sure > 0) chunk.run_certain(x, s, row);
+      x.store(state, zero);
+      if (row.sure < row.count) chunk.run_drafts(x, s, row);
+      chunk.finish(s, row);
+      if (h + 1 == GROUP) break;
       rows.load(state + DIM * DIM);
       x = State(rows, zero);
     }
