@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headrace.cache.layout import CacheLayout, cache_groups
+from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.models import qwen3_5
 from headrace.models.decoder import Decoder, build_decoder
 from headrace.plan.dtypes import Dtypes
@@ -76,7 +77,8 @@ def test_a_rehearsal_steps_through_all_of_it(drafts: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(Decoder, "forward", watch)
     dtypes = Dtypes("float32", "float32", "float32")
     rehearsal.rehearse(SPEC, decoder, layout, dtypes, torch.device("cpu"), context=64, chunk_tokens=20)
-    drafted = [(2, rows * (1 + drafts)) for rows in row_buckets(4) if drafts]
+    tokens_of_drafted = ((rows * (1 + drafts), MAX_TOKENS + (rows - 1) * (1 + drafts)) for rows in row_buckets(4) if drafts)
+    drafted = [(2, tokens) for pair in tokens_of_drafted for tokens in pair]
     assert seen[:-3] == [*((2, sum(tokens)) for tokens in rehearsal.steps(4, 20)), *drafted]
     assert seen[-3:] == [(8, 20), (8, 10), (8, 5)]
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())

@@ -10,6 +10,7 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout
 from headrace.kernels.ahead import compiling_ahead
 from headrace.kernels.dispatch import runs_triton
+from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
@@ -76,18 +77,22 @@ def rehearse(
 
 
 def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> None:
-    """Every number of rows with as many drafts as they may have, from the packing to what is accepted."""
+    """Every number of rows with as many drafts as they may have, from the packing to what is accepted; with and without one
+    that ends a prompt with as many tokens as are verified together, for which kernels have another form.
+    """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, True, layout.drafts)
-    tables, pools = PageTables(small, 1 + layout.drafts, device), allocate_pools(spec, small, dtypes, device)
+    tables, pools = PageTables(small, max(1 + layout.drafts, MAX_TOKENS), device), allocate_pools(spec, small, dtypes, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
     sampler = Sampler(small.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
     slots = draft_slots(pools, sampler, device)
-    packer = DraftPacker(tables, slots, layout.slots * (4 + layout.drafts), 0, device)
+    packer = DraftPacker(tables, slots, layout.slots * (1 + layout.drafts) + MAX_TOKENS, 0, device)
     verifier = Verifier(decoder.scores if device.type == "cuda" else decoder.logits, sampler, slots)
     for rows in row_buckets(layout.slots):
-        step = packer.pack(tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows)), deferred=True)
-        assert step.runs is not None
-        verifier.draw_together(step.runs, decoder(step.batch, pools), deferred=True)
+        drafted = tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows))
+        for step_rows in (drafted, (Row(0, 0, 0, (0,) * MAX_TOKENS), *drafted[1:])):
+            step = packer.pack(step_rows, deferred=True)
+            assert step.runs is not None
+            verifier.draw_together(step.runs, decoder(step.batch, pools), deferred=True)
 
 
 def _held_bytes(device: torch.device) -> int:
