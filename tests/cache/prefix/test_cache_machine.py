@@ -182,6 +182,22 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cache.drop_behind_windows(running.lease, len(running.tokens))
             self._record(running, more)
 
+    @rule(pages=st.integers(0, 12), slots=st.integers(0, 3), entries=st.integers(0, 4))
+    def make_room(self, pages: int, slots: int, entries: int) -> None:
+        """Ahead of need: no more than is asked for, and less only where there is nothing left to evict."""
+        kept = [len(self._paths(salt)) for salt in self.cache._nodes.roots]
+        checkpoints, owned = self.cache.checkpoint_slots, list(self.cache._nodes.owned)
+        free = checkpoints.free
+        evicted = self.cache.make_room([pages] * len(self.windows), slots, entries)
+        assert evicted <= entries
+        if not evicted:
+            assert owned == self.cache._nodes.owned and free == checkpoints.free
+            assert kept == [len(self._paths(salt)) for salt in self.cache._nodes.roots]
+        if evicted < entries:
+            for group, pool in enumerate(self.cache.pools):
+                assert pool.free >= pages or self.cache._nodes.owned[group] == self.cache._nodes.locked[group]
+            assert checkpoints.free >= min(slots, checkpoints.total - len(self.held))
+
     @rule()
     def end_plan(self) -> None:
         self.cache.end_plan()

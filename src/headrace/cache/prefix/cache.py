@@ -144,6 +144,18 @@ class PrefixCache:
         lease.private[group].update(taken)
         return PageUpdate(group, len(pages) - count, tuple(taken))
 
+    def make_room(self, pages: Sequence[int], slots: int, entries: int) -> int:
+        """Evict ahead of need, when there is time: up to so many entries, until `pages` of each group are free, and `slots` for
+        checkpoints. Returns how many were evicted.
+        """
+        left = entries
+        for group, (pool, wanted) in enumerate(zip(self.pools, pages, strict=True)):
+            while left and pool.free < wanted and self._eviction.free_some_pages(group, wanted):
+                left -= 1
+        while left and self.checkpoint_slots.free < slots and self._eviction.free_another_slot():
+            left -= 1
+        return entries - left
+
     def _obtainable(self, group: int) -> int:
         """Pages that are free or can be evicted."""
         return self.pools[group].free + self._nodes.owned[group] - self._nodes.locked[group]

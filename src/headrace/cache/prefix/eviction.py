@@ -8,7 +8,6 @@ numbers may be too low, where an entry was used since or what lies before it has
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Protocol
 
 from headrace.cache.pages import GONE, PagePool
@@ -55,6 +54,9 @@ class Eviction:
         self._checkpoints = checkpoints
         self._leaves: LazyHeap[Node] = LazyHeap(_is_candidate)
         self._points: LazyHeap[Checkpoint] = LazyHeap(_is_kept)
+        self._window_users = [
+            users for users, window in zip(nodes.with_window_pages, nodes.windows, strict=True) if window is not None
+        ]
         self._leaf_clock = 0.0
         self._point_clock = 0.0
         self._uses = 0
@@ -68,7 +70,7 @@ class Eviction:
         self._uses += 1
         while at.parent is not None:
             at.clock, at.used = self._leaf_clock, self._uses
-            for users in self._nodes.with_window_pages:
+            for users in self._window_users:
                 if at in users:
                     users.move_to_end(at)
             at = at.parent
@@ -119,6 +121,9 @@ class Eviction:
     def _held_up(self, node: Node) -> list[Checkpoint]:
         """The parent's checkpoints whose tokens past its end are in this node's first page alone."""
         assert node.parent is not None
+        kept = node.parent.checkpoints
+        if not kept or (len(kept) == 1 and b"" in kept):
+            return []
         there = self._in_page(node.parent, self._nodes.first_page(node))
         return [c for c in there if c.rest and not self._backed(c, without=node)]
 
@@ -132,8 +137,12 @@ class Eviction:
 
     def _backed(self, checkpoint: Checkpoint, without: Node | None = None) -> bool:
         """Whether a page, not of the node `without`, has the checkpoint's tokens past its node's end."""
-        backing = islice(self._nodes.backing(checkpoint.node, checkpoint.rest), 2)
-        return not checkpoint.rest or any(node is not without for node in backing)
+        if not checkpoint.rest:
+            return True
+        for node in self._nodes.backing(checkpoint.node, checkpoint.rest):  # at most the second is another
+            if node is not without:
+                return True
+        return False
 
     def _point_priority(self, checkpoint: Checkpoint) -> Priority:
         value = self._policy.checkpoint(self._resume_before(checkpoint), checkpoint.tokens)
@@ -155,12 +164,18 @@ class Eviction:
 
     def free_pages(self, group: int, count: int) -> None:
         """Evict until the group's pool has `count` free pages, or nothing more can be evicted."""
+        while self._pools[group].free < count and self.free_some_pages(group, count):
+            pass
+
+    def free_some_pages(self, group: int, count: int) -> bool:
+        """Evict one entry's pages, no more than are needed for `count` free pages of the group; whether there was one."""
         if self._nodes.windows[group] is not None:
-            self._free_window_pages(group, count)
-            return
-        pool = self._pools[group]
-        while pool.free < count and (node := self._worst_leaf()) is not None:
-            self._shrink(node, count - pool.free)
+            return self._free_some_window_pages(group)
+        node = self._worst_leaf()
+        if node is None:
+            return False
+        self._shrink(node, count - self._pools[group].free)
+        return True
 
     def _worst_leaf(self) -> Node | None:
         while (entry := self._leaves.pop()) is not None:
@@ -197,14 +212,20 @@ class Eviction:
 
     # Pages of windows
 
-    def _free_window_pages(self, group: int, count: int) -> None:
-        """Pages of a window group alone, those of the nodes that were not used for longest first."""
-        for node in list(self._nodes.with_window_pages[group]):
-            if self._pools[group].free >= count:
-                return
-            self._pools[group].release(self._nodes.take_window_pages(group, node))
-            if self._checkpoints:
-                self._drop_unreachable(group, node)
+    def _free_some_window_pages(self, group: int) -> bool:
+        """Pages of a window group alone, those of the node that was not used for longest; whether any are free now."""
+        users, pool = self._nodes.with_window_pages[group], self._pools[group]
+        for _ in range(len(users)):
+            node = next(iter(users))
+            taken = self._nodes.take_window_pages(group, node)
+            if node in users:  # the others of its pages are read, so it is in use
+                users.move_to_end(node)
+            if taken:
+                pool.release(taken)
+                if self._checkpoints:
+                    self._drop_unreachable(group, node)
+                return True
+        return False
 
     def _drop_unreachable(self, group: int, node: Node) -> None:
         """Drop the checkpoints that need a page of this node which is gone."""
@@ -229,8 +250,12 @@ class Eviction:
 
     def free_slot(self) -> bool:
         """Make a checkpoint slot free by dropping the checkpoint of least value; whether there is one."""
-        held = []
-        while not self._slots.free and (entry := self._points.pop()) is not None:
+        return bool(self._slots.free) or self.free_another_slot()
+
+    def free_another_slot(self) -> bool:
+        """Drop the checkpoint of least value that the plan in the making does not read; whether there was one."""
+        held, free = [], self._slots.free
+        while self._slots.free == free and (entry := self._points.pop()) is not None:
             priority, checkpoint = entry
             if checkpoint.holds:
                 held.append(entry)
@@ -243,7 +268,7 @@ class Eviction:
             self.drop(checkpoint)
         for entry in held:
             self._points.push(*entry)
-        return bool(self._slots.free)
+        return self._slots.free > free
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint. Pages that it alone reached are the next to go."""
