@@ -31,6 +31,13 @@ def test_a_long_document_has_geometric_points() -> None:
     assert PLACES.of_prompt(19_000, resumed=4000) == (9216, 19_000), "4608 is near the start, 18432 near the end"
 
 
+def test_geometric_points_lie_where_chunks_end() -> None:
+    places = CheckpointPlaces(1152, 64, chunk_tokens=2048)
+    assert places.of_prompt(8192) == (2048, 4096, 8192), "four chunks"
+    assert places.of_prompt(24_000, message_ends=[2000, 23_990]) == (2000, 4096, 8192, 16_384, 23_990, 24_000)
+    assert CheckpointPlaces(2304, 64, chunk_tokens=1024).of_prompt(8192) == (3072, 8192), "6144 is near the end"
+
+
 def test_split_points_are_worth_some_tokens() -> None:
     assert PLACES.of_prompt(900, resumed=100, splits=[120, 163, 164, 500]) == (164, 500, 900)
 
@@ -41,6 +48,8 @@ def test_places_outside_the_prompt_are_an_error(ends: list[int], splits: list[in
         PLACES.of_prompt(10, message_ends=ends, splits=splits)
     with pytest.raises(ValueError, match="1 or more"):
         CheckpointPlaces(0, 1)
+    with pytest.raises(ValueError, match="1 or more"):
+        CheckpointPlaces(1, 1, 0)
 
 
 @given(prompt=st.integers(1, 5000), resumed=st.integers(0, 5000), data=st.data())

@@ -14,14 +14,17 @@ LAST_MESSAGES = 3
 class CheckpointPlaces:
     """checkpoint_tokens: tokens whose keys and values take the bytes of one checkpoint: message ends and geometric points that
     lie closer to another place than that are not worth one. split_tokens: the fewest tokens that a split point must save.
+    chunk_tokens: of a step; geometric points lie where a lone prompt's chunks end anyway, for each other one costs a step.
     """
 
     checkpoint_tokens: int
     split_tokens: int
+    chunk_tokens: int = 1
 
     def __post_init__(self) -> None:
-        if self.checkpoint_tokens < 1 or self.split_tokens < 1:
-            raise ValueError(f"distances are 1 or more tokens, not {self.checkpoint_tokens} and {self.split_tokens}")
+        if min(self.checkpoint_tokens, self.split_tokens, self.chunk_tokens) < 1:
+            distances = f"{self.checkpoint_tokens}, {self.split_tokens} and {self.chunk_tokens}"
+            raise ValueError(f"distances and chunks are 1 or more tokens, not {distances}")
 
     def of_prompt(
         self, prompt_tokens: int, resumed: int = 0, message_ends: Sequence[int] = (), splits: Iterable[int] = ()
@@ -53,8 +56,8 @@ class CheckpointPlaces:
         return chosen + ends[-LAST_MESSAGES:]
 
     def _with_geometric(self, places: list[int], resumed: int) -> list[int]:
-        """Between them, checkpoint_tokens x 1, 2, 4, ..., so that a document cut short or edited late is not computed anew."""
-        point, chosen = self.checkpoint_tokens, list(places)
+        """Between them, checkpoint_tokens in whole chunks x 1, 2, 4, ..., lest a document cut short or edited late is computed anew."""
+        point, chosen = -(-self.checkpoint_tokens // self.chunk_tokens) * self.chunk_tokens, list(places)
         while point < places[-1]:
             at = bisect_left(places, point)
             before = places[at - 1] if at else resumed

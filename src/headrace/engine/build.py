@@ -127,7 +127,7 @@ def _build_core(
     if config.verify_fit:
         start.fit = verify_fit(runner, budget, place, model.spec.vocab_size)
         start.lap("the largest steps")
-    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes)
+    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
     scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter, prefixes=prefixes)
     return EngineCore(scheduler, runner, depth=execution.depth), runner
 
@@ -151,7 +151,7 @@ def _describe(
     model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, start: Start
 ) -> EngineInfo:
     execution = resolve_execution(config, hardware, dtypes.compute)
-    _, kept = prefix_settings(model.spec, budget.layout, config, dtypes)
+    _, kept = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
     return EngineInfo(
         model=f"{config.random_weights}, random" if config.random_weights else os.path.abspath(model.checkpoint.path),
         device=hardware.kind,

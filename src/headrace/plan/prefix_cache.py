@@ -16,9 +16,9 @@ SPLIT_TOKENS = 256
 
 
 def prefix_settings(
-    spec: ModelSpec, layout: CacheLayout, config: EngineConfig, dtypes: Dtypes
+    spec: ModelSpec, layout: CacheLayout, config: EngineConfig, dtypes: Dtypes, chunk_tokens: int
 ) -> tuple[PrefixSettings | None, str]:
-    """(settings, a note on them); None where nothing can be kept, or is not to be."""
+    """(settings, a note on them); None where nothing can be kept, or is not to be. chunk_tokens: of a step, at most."""
     if config.prefix_cache == "off":
         return None, "prefix cache: off, as asked for"
     if not layout.groups:
@@ -33,5 +33,6 @@ def prefix_settings(
         return None, f"prefix cache: off, the cache has no room for a state of {state:,} bytes beside what must run"
     worth = -(-state // sum(sizes))
     split = min(SPLIT_TOKENS, worth)
-    settings = PrefixSettings(flops_per_byte(spec, sum(sizes), state), split, CheckpointPlaces(worth, split), pages, state)
+    places = CheckpointPlaces(worth, split, chunk_tokens)
+    settings = PrefixSettings(flops_per_byte(spec, sum(sizes), state), split, places, pages, state)
     return settings, f"prefix cache: on, with {layout.checkpoints} states"
