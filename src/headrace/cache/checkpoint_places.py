@@ -56,7 +56,7 @@ class CheckpointPlaces:
         return chosen + ends[-LAST_MESSAGES:]
 
     def _with_geometric(self, places: list[int], resumed: int) -> list[int]:
-        """Between them, checkpoint_tokens in whole chunks x 1, 2, 4, ..., lest a document cut short or edited late is computed anew."""
+        """Between them, checkpoint_tokens in whole chunks x 1, 2, 4, ...: for a document cut short, or edited late."""
         point, chosen = -(-self.checkpoint_tokens // self.chunk_tokens) * self.chunk_tokens, list(places)
         while point < places[-1]:
             at = bisect_left(places, point)
