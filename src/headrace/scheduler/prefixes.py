@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.cache.checkpoint_places import clip
@@ -16,7 +17,7 @@ from headrace.cache.prefix.match import Match
 from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.prefills import Prefills
 from headrace.cache.prefix.settings import PrefixSettings
-from headrace.cache.prefix.tokens import TOKEN_BYTES, encode
+from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
 from headrace.scheduler.sequence import Sequence
 from headrace.types import PageUpdate, StateCopy
 
@@ -85,23 +86,34 @@ class Prefixes:
         """Whether the sequence's first `tokens` tokens find pages that leave `headroom_pages` to others in every group."""
         return self.cache.has_room(found.match, tokens, reserve_tokens, headroom_pages)
 
-    def open(self, sequence: Sequence, found: Lookup) -> Opened:
-        """Begin a sequence with what was found."""
+    def open(self, sequence: Sequence, found: Lookup, waiting: Iterable[Sequence]) -> Opened:
+        """Begin a sequence with what was found. Where those of `waiting` part from it, its state will be kept."""
         request = sequence.request
         opened = self.cache.open(request.salt, found.key, found.most, unread=found.unread, writes=found.writes)
         if found.writes:
-            self._prefills.begin(opened.lease, found.key, self._places(sequence, found.match, opened.tokens))
+            self._prefills.begin(opened.lease, found.key, self._places(sequence, found, opened.tokens, waiting))
         if self._on and sequence.cached_tokens is None:
             self._count(sequence, opened)
         return opened
 
-    def _places(self, sequence: Sequence, match: Match, resumed: int) -> tuple[int, ...] | None:
-        """Token counts at which the prompt's state is to be kept."""
+    def _places(
+        self, sequence: Sequence, found: Lookup, resumed: int, waiting: Iterable[Sequence]
+    ) -> tuple[int, ...] | None:
+        """Token counts at which the prompt's state is to be kept: also where it parts from what was computed, or will be next.
+
+        Another request of the same prompt resumes before its last token, whose logits it needs.
+        """
         if self._settings.places is None:
             return None
-        split = min(match.known, sequence.known - 1)
-        splits = (split,) if split > resumed else ()
-        return self._settings.places.of_prompt(sequence.known, resumed, sequence.request.message_ends, splits)
+        parts = [found.match.known]
+        for other in waiting:
+            if other.request.salt == sequence.request.salt and other.request.params.cache_prompt:
+                other.key = self._key(other)
+                parts.append(common_tokens(found.key, other.key))
+        splits = {min(part, found.most) for part in parts}
+        return self._settings.places.of_prompt(
+            sequence.known, resumed, sequence.request.message_ends, [split for split in splits if split > resumed]
+        )
 
     def _count(self, sequence: Sequence, opened: Opened) -> None:
         self.hits += opened.tokens > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
 
 from headrace.scheduler.sequence import Sequence
 
@@ -25,6 +27,10 @@ class WaitingQueue:
 
     def head(self) -> Sequence:
         return next(iter(self._sequences.values()))
+
+    def first(self, most: int) -> Iterator[Sequence]:
+        """The head and those behind it, `most` in all."""
+        return islice(self._sequences.values(), most)
 
     def pop(self) -> Sequence:
         return self._sequences.popitem(last=False)[1]

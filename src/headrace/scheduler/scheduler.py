@@ -31,6 +31,9 @@ from headrace.types import (
     TokenLogprob,
 )
 
+_LOOKED_AT = 16
+"""So many waiting sequences are compared with one that begins."""
+
 
 @dataclass(slots=True)
 class _Step:
@@ -243,7 +246,7 @@ class Scheduler:
 
     def _begin(self, step: _Step, sequence: Sequence, found: Lookup) -> None:
         """Give a sequence a slot, and the pages with what is cached of it."""
-        opened = self._prefixes.open(sequence, found)
+        opened = self._prefixes.open(sequence, found, self._waiting.first(_LOOKED_AT))
         sequence.holding = Holding(self._slots.allocate(), opened.lease)
         sequence.planned, sequence.drafted, sequence.prefill_end = opened.tokens, 0, sequence.known
         if sequence.cached_tokens is None:

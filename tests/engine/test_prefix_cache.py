@@ -1,0 +1,192 @@
+"""A hit is a miss that computes less: the same tokens, in float64, whatever is cached and however it is cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.scripted_drafter import ScriptedDrafter
+from tests.support.tiny import make_tiny_checkpoint
+
+from headrace.config import EngineConfig
+from headrace.engine.build import build_engine
+from headrace.engine.core import EngineCore
+from headrace.engine.model_source import find_model
+from headrace.llm import LLM
+from headrace.scheduler.drafter import Drafter
+from headrace.types import Request, SamplingParams
+
+PAGE, AT_ONCE, ANSWER = 8, 4, 4
+LENGTHS = range(1, 3 * PAGE + 1)
+"""Tokens of a prompt beyond what it shares."""
+CHUNKS = range(1, 65)
+SETTINGS = {"context": 1000, "max_seqs": AT_ONCE, "page_tokens": PAGE, "gpu_checkpoint_bytes": 500_000}
+KINDS = (
+    SamplingParams(temperature=0), SamplingParams(temperature=0, presence_penalty=0.6), SamplingParams(top_k=20, top_p=0.9),
+    SamplingParams(temperature=0.8, min_p=0.05),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", params=["hybrid", "attention", "windows"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = {"hybrid": "qwen3_5_text", "attention": "llama", "windows": "qwen3"}[request.param]
+    window = {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 2} if model == "qwen3" else {}
+    return make_tiny_checkpoint(tmp_path_factory.mktemp(request.param) / "model", model, seed=4, config=window)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("hybrid") / "model", "qwen3_5_text", seed=6)
+
+
+@dataclass
+class Case:
+    """What requests at once share, and how many tokens each has beyond that."""
+
+    residue: int
+    lengths: tuple[int, ...]
+
+    def prefix(self) -> list[int]:
+        rng = random.Random(self.residue)
+        return [rng.randrange(3, 250) for _ in range(3 * PAGE + self.residue)]
+
+    def prompts(self) -> list[list[int]]:
+        """No two go on alike."""
+        rng = random.Random(self.lengths[0])
+        return [[*self.prefix(), 3 + place, *(rng.randrange(3, 250) for _ in range(length - 1))]
+                for place, length in enumerate(self.lengths)]
+
+    def params(self, salt: str) -> list[SamplingParams]:
+        return [replace(kind, seed=length, max_tokens=ANSWER, cache_salt=salt, ignore_eos=True)
+                for kind, length in zip(KINDS, self.lengths, strict=True)]
+
+
+CASES = tuple(Case(residue, tuple(LENGTHS[first : first + AT_ONCE]))
+              for residue in range(PAGE) for first in range(0, len(LENGTHS), AT_ONCE))
+
+
+def check(checkpoint: Path, pairs: Sequence[tuple[int, Case]]) -> None:
+    """pairs: chunk sizes and cases, which are run once behind a request for what they share, and once without it."""
+    cold: dict[int, list[tuple[int, ...]]] = {}
+    with LLM(checkpoint, device="cpu", dtype="float64", chunk_tokens=64, prefix_cache="off", **SETTINGS) as llm:
+        for _, case in pairs:
+            if id(case) not in cold:
+                cold[id(case)] = [each.tokens for each in llm.generate(case.prompts(), case.params(""))]
+    for chunk, residue in sorted({(chunk, case.residue) for chunk, case in pairs}):  # so that nothing has to be evicted
+        with LLM(checkpoint, device="cpu", dtype="float64", chunk_tokens=chunk, **SETTINGS) as llm:
+            for number, case in enumerate(case for size, case in pairs if (size, case.residue) == (chunk, residue)):
+                _check_case(llm, case, cold[id(case)], f"{number}")
+
+
+def windowed(llm: LLM) -> bool:
+    return any(name == "kv pages 1" for name, _ in llm.info.budget)
+
+
+def _check_case(llm: LLM, case: Case, cold: list[tuple[int, ...]], salt: str) -> None:
+    shared = len(case.prefix())
+    llm.generate([case.prefix()], SamplingParams(max_tokens=1, cache_salt=f"{salt} first"))
+    behind = llm.generate(case.prompts(), case.params(f"{salt} first"))
+    alone = llm.generate(case.prompts(), case.params(f"{salt} at once"))
+    again = llm.generate(case.prompts(), case.params(f"{salt} at once"))
+    for found in (behind, alone, again):
+        assert [each.tokens for each in found] == cold, (case, salt)
+    assert behind[0].cached_tokens == shared and alone[0].cached_tokens == 0
+    if not windowed(llm):  # of windows no more pages are there than sequences need
+        assert [each.cached_tokens for each in behind] == [shared] * AT_ONCE
+        assert all(shared // PAGE * PAGE <= each.cached_tokens <= shared for each in alone[1:])
+        assert all(each.cached_tokens >= shared for each in again)
+
+
+def test_hit_equals_miss(checkpoint: Path) -> None:
+    """A tenth of all, the same each time; less of what has no states, which is simpler."""
+    every = [(chunk, case) for chunk in CHUNKS for case in CASES]
+    part = 10 if "hybrid" in str(checkpoint) else 40
+    check(checkpoint, random.Random(8).sample(every, len(every) // part))
+
+
+@pytest.mark.long
+def test_hit_equals_miss_in_every_case(checkpoint: Path) -> None:
+    check(checkpoint, [(chunk, case) for chunk in CHUNKS for case in CASES])
+
+
+def build(checkpoint: Path, drafter: Drafter | None, **settings: object) -> EngineCore:
+    config = EngineConfig(device="cpu", dtype="float64", **{**SETTINGS, **settings})  # type: ignore[arg-type]
+    return build_engine(find_model(checkpoint, config), config, None, drafter).core
+
+
+def conversation(turns: int, vocab_size: int) -> list[list[int]]:
+    """What the user says in each of them."""
+    rng = random.Random(turns)
+    return [[rng.randrange(3, vocab_size) for _ in range(rng.choice((1, 2, 7, 16, 17, 33)))] for _ in range(turns)]
+
+
+def talk(core: EngineCore, says: Sequence[Sequence[int]], users: int, answer: int, answers: dict[str, list[int]]) -> list[int]:
+    """Users have the same conversation with seeds of their own, turn by turn, all at once. Fills `answers`, by request; returns
+    the last turn's cached tokens.
+    """
+    known: list[list[int]] = [[] for _ in range(users)]
+    cached: list[int] = []
+    for turn, said in enumerate(says):
+        cached = [0] * users
+        for user in range(users):
+            known[user] += said
+            params = replace(KINDS[user % len(KINDS)], stop_token_ids=(7, 8, 9))
+            core.add(Request(f"{turn}/{user}", tuple(known[user]), params, 10 * turn + user, answer))
+        found: dict[str, list[int]] = {}
+        while core.has_work:
+            for event in core.step():
+                assert event.error is None
+                found.setdefault(event.request, []).extend(event.tokens)
+                cached[int(event.request.partition("/")[2])] = event.cached_tokens
+        for name, tokens in found.items():
+            known[int(name.partition("/")[2])] += tokens
+        answers |= found
+    return cached
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_rows_with_drafts_go_on_from_states_with_drafts_folded_in(hybrid: Path, most: int, loop: str) -> None:
+    says, expected, answers = conversation(5, 250), {}, {}
+    plain = build(hybrid, None, prefix_cache="off")
+    talk(plain, says, 3, 14, expected)
+    drafter = ScriptedDrafter(expected, most, 250, chances=(0.5, 0.9, 1.0)) if most else None
+    core = build(hybrid, drafter, loop=loop, chunk_tokens=19)
+    cached = talk(core, says, 3, 14, answers)
+    assert answers == expected
+    prompts = [sum(map(len, says[:-1])) + sum(len(expected[f"{turn}/{user}"]) for turn in range(4)) for user in range(3)]
+    assert all(0 <= prompt - each <= 1 for prompt, each in zip(prompts, cached, strict=True)), "all but what is new"
+    stats = core.stats()
+    assert stats.kv_pages_used == stats.slots_used == 0 and stats.checkpoints_used > 3
+
+
+def test_preempted_sequences_resume(checkpoint: Path) -> None:
+    """Pages for little more than one sequence, so that others give way and go on, with and without states."""
+    says, expected, answers = conversation(3, 250), {}, {}
+    settings = {"context": 200, "max_seqs": 4, "chunk_tokens": 24, "page_tokens": 4}
+    plain = build(checkpoint, None, **settings, prefix_cache="off")
+    talk(plain, says, 4, 40, expected)
+    config = EngineConfig(device="cpu", dtype="float64", **settings, gpu_checkpoint_bytes=200_000)  # type: ignore[arg-type]
+    model = find_model(checkpoint, config)
+    roomy = build_engine(model, config, None)
+    lines = dict(roomy.info.budget)
+    windows = sum(size for name, size in lines.items() if name.startswith("kv pages") and name != "kv pages 0")
+    states = lines.get("state slots", 0) + lines.get("gpu checkpoints", 0)
+    page = lines["kv pages 0"] // (4 * 50)
+    tight = build_engine(model, replace(config, cache_bytes=states + windows + 52 * page), None).core
+    talk(tight, says, 4, 40, answers)
+    stats = tight.stats()
+    assert answers == expected
+    assert stats.preemptions_total > 0 and stats.kv_pages_used == 0 and stats.prefix_hits_total > 0
