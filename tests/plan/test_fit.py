@@ -15,6 +15,9 @@ from headrace.plan.planner import Plan, Request, make_plan
 from headrace.plan.published import published_model
 
 MODEL = published_model("qwen3.8-27b:w4a16")
+GEFORCE = ("rtx3090", "rtx3090ti", "rtx4080", "rtx4090", "rtx5070ti", "rtx5080", "rtx5090")
+LARGE = {"a100-40gb": 1024, "a100-80gb": 1024, "h100": 2048, "h200": 2048, "b200": 4096}
+PRODUCTS_A_CLOCK = {name: LARGE.get(name, 256 if name in GEFORCE else 512) for name in CARDS}
 
 
 def plan(*cards: Card, engine: EngineConfig | None = None, **settings: object) -> Plan:
@@ -69,3 +72,6 @@ def test_cards_are_plausible(each: Card) -> None:
     assert 10 < each.bytes_per_s / each.memory_bytes < 70
     assert 50 < each.flops_per_s / each.bytes_per_s < 450
     assert each.capability in (80, 86, 89, 90, 100, 120)
+    # The rate is what a boost clock's multiply-adds give: 256 a processor on GeForce, twice that on workstations, more beyond.
+    clock_hz = each.flops_per_s / (2 * each.processors * PRODUCTS_A_CLOCK[each.name])
+    assert 1.4e9 < clock_hz < 2.65e9

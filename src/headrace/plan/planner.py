@@ -102,7 +102,9 @@ def _hardware(each: Card, settings: PlanConfig) -> Hardware:
     if settings.desktop_bytes > each.memory_bytes:
         raise ConfigError(f"desktop_bytes {settings.desktop_bytes} is more than the {each.name}'s {each.memory_bytes}")
     free = each.memory_bytes - settings.desktop_bytes
-    return Hardware("cuda", each.name, each.memory_bytes, free, capability=each.capability, elsewhere=True)
+    return Hardware(
+        "cuda", each.name, each.memory_bytes, free, capability=each.capability, elsewhere=True, processors=each.processors
+    )
 
 
 def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
