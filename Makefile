@@ -29,7 +29,7 @@ interpreted: $(VENV)/.dev-installed
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted $(or $(ARGS),tests/kernels)
 
 gpu: $(VENV)/.dev-installed
-	$(if $(WORKERS),OMP_NUM_THREADS=1) $(BIN)/python -m pytest -m "gpu and not alone" $(if $(WORKERS),-n $(WORKERS)) $(ARGS)
+	$(BIN)/python -m pytest -m "gpu and not alone" $(if $(WORKERS),-n $(WORKERS)) $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m pytest -m "gpu and alone")
 
 long: $(VENV)/.dev-installed

@@ -21,16 +21,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    without_device = bool(marked) and not _has_cuda()
-    in_company = getattr(config, "workerinput", {"workercount": 1})["workercount"] > 1
-    for item in marked:
-        if without_device:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        elif in_company and item.get_closest_marker("alone"):
-            item.add_marker(pytest.mark.skip(reason="measures the whole device: -m 'gpu and alone', without -n"))
-
-
-def _has_cuda() -> bool:
+    if not marked:
+        return
     import torch
 
-    return torch.cuda.is_available()
+    workers = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+    if workers > 1:
+        torch.set_num_threads(1)  # references run on the CPU, and threads of several workers only wait for each other
+    for item in marked:
+        if not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        elif workers > 1 and item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.skip(reason="measures the whole device: -m 'gpu and alone', without -n"))
