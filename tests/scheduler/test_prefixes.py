@@ -180,3 +180,19 @@ def test_without_settings_nothing_is_kept() -> None:
         assert all(event.cached_tokens == 0 for event in run_all(scheduler, device))
     stats = scheduler.stats()
     assert stats.kv_pages_cached == stats.prefix_hits_total == 0 and stats.prefix_misses == ()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_large_cache_has_free_pages_before_they_are_wanted(recurrent: bool, depth: int) -> None:
+    """What came first goes, a few entries in each step; small caches keep all that they can."""
+    engine = Engine(pages=640, checkpoints=192, recurrent=recurrent, depth=depth)
+    kept = engine.scheduler._prefixes.cache
+    for number in range(80):
+        engine.run(request(f"r{number}", tuple(4 + (number * 7 + i * i) % 1000 for i in range(29)), 3))
+        assert kept.pools[0].free >= 640 // 64 and kept.checkpoint_slots.free >= (192 // 64) * recurrent
+    assert kept.unread_pages[0] > 640 * 0.9
+    small = Engine(pages=40, checkpoints=8, recurrent=recurrent, depth=depth)
+    for number in range(20):
+        small.run(request(f"r{number}", tuple(4 + (number * 7 + i * i) % 1000 for i in range(21)), 3))
+    assert small.scheduler._prefixes.cache.pools[0].free < 40 // 4

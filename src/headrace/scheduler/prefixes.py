@@ -24,6 +24,10 @@ from headrace.types import PageUpdate, StateCopy
 LOG = logging.getLogger(__name__)
 LONG_TOKENS = 4096
 """Of a prompt, so many that had to be computed are worth a line in the log."""
+AHEAD_PAGES, AHEAD_SLOTS, AHEAD_ENTRIES = 256, 8, 32
+"""Pages of a group and checkpoint slots that are kept free, and entries that are evicted for it in a step at most."""
+AHEAD_SHARE = 64
+"""But one part in so many of the cache at most."""
 _OFF = PrefixSettings(FlopsPerByte(1.0, 0.0, 1), split_tokens=1)
 
 
@@ -176,6 +180,12 @@ class Prefixes:
                 self._checkpoint(lease, holding.slot)
         self._prefills.end(lease)
         self.cache.close(lease)
+
+    def make_room(self) -> None:
+        """Let go of what would have to go soon, while the device computes: plans of a large cache then find free pages."""
+        pages = [min(AHEAD_PAGES, pool.total // AHEAD_SHARE) for pool in self.cache.pools]
+        slots = min(AHEAD_SLOTS, self.cache.checkpoint_slots.total // AHEAD_SHARE)
+        self.cache.make_room(pages, slots, AHEAD_ENTRIES)
 
     def _checkpoint(self, lease: Lease, slot: int) -> None:
         checkpoint = self.cache.checkpoint(lease)

@@ -279,6 +279,7 @@ class Scheduler:
                 self._commit_row(row, row_result, sequence)
                 if not row.tokens and sequence.holding is not None:
                     self._prefixes.committed(sequence, sequence.planned - sequence.in_flight)
+        self._prefixes.make_room()
         return self.drain_events()
 
     def _drop_row(self, result: RowResult, sequence: Sequence) -> None:
