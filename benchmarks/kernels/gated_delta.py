@@ -21,6 +21,7 @@ from torch import Tensor
 from headrace.kernels import nvrtc
 from headrace.kernels.causal_conv1d import triton as conv
 from headrace.kernels.gated_delta_mix import MixWeights, cuda
+from headrace.kernels.gated_delta_mix import prefill as long_rows
 from headrace.kernels.gated_delta_mix import triton as mix
 from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
 from headrace.kernels.gated_delta_rule import triton as rule
@@ -156,15 +157,17 @@ def verify_calls(w: MixWeights, rows: int, sets: int, way: Callable[..., object]
 
 
 def prefill(with_fla: bool) -> None:
-    print(f"prefill, us of each operation\n{'tokens':>7} {'rows':>4} {'conv':>8} {'rule':>8} {'norm':>8} {'fla-core rule':>14}")
+    names = f"{'both':>8} {'conv':>8} {'rule':>8} {'norm':>8} {'fla-core rule':>14}"
+    print(f"prefill, us: convolution and rule in CUDA, each in Triton, norm\n{'tokens':>7} {'rows':>4} {names}")
     w = weights()
-    for tokens, rows in ((1024, 1), (8192, 1), (8192, 8), (32768, 1), (32768, 8)):
+    for tokens, rows in ((1024, 1), (2048, 1), (8192, 1), (8192, 8), (32768, 1), (32768, 8)):
         packed, slots = PackedRows((tokens // rows,) * rows, DEVICE), torch.arange(rows, device=DEVICE)
         states, tails = (0.1 * normal(rows, HEADS, DIM, DIM)).half(), normal(rows, WIDTH - 1, CHANNELS)
         qkvz, ab, qkv = normal(tokens, CHANNELS + VALUES), normal(tokens, 2 * HEADS), normal(tokens, CHANNELS).half()
         (q, k, v), (a, b) = split_qkv(qkv, states), split_gates(ab)
         y, z = normal(tokens, HEADS, DIM).half(), qkvz[:, CHANNELS:].view(tokens, HEADS, DIM)
         calls = (
+            partial(long_rows.convolved_rule, qkvz, ab, w, tails, states, slots, packed),
             partial(conv.causal_conv1d, qkvz[:, :CHANNELS], w.conv, tails, slots, packed, 2, torch.float16),
             partial(rule.gated_delta_rule, q, k, v, a, b, w.a_log, w.dt_bias, states, slots, packed),
             partial(norm.gated_rms_norm, y, z, w.norm, w.eps, torch.bfloat16),

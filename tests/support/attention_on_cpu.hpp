@@ -41,6 +41,7 @@ static int atomicAdd(int* counter, int more) { const int before = *counter; *cou
 template <class T> static T __ldcg(const T* from) { return *from; }
 
 static int __shfl_sync(u32, int x, int source) { return (int)__float_as_uint(from_lane(__uint_as_float((u32)x), source & 31)); }
+static u32 __shfl_sync(u32 lanes, u32 x, int source) { return (u32)__shfl_sync(lanes, (int)x, source); }
 static bool __any_sync(u32, bool mine) {
   Warp& w = warp();
   w.in[lane()][0] = mine;

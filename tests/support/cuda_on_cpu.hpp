@@ -5,6 +5,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -117,8 +118,8 @@ static float exponential(float x) { return expf(x); }
 static float reciprocal(float x) { return 1.0f / x; }
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static float log_of(float x) { return logf(x); }
-template <class T> static T min(T a, T b) { return a < b ? a : b; }
-template <class T> static T max(T a, T b) { return a > b ? a : b; }
+using std::max;
+using std::min;
 #define __logf log_of
 
 // Memory.
@@ -132,6 +133,7 @@ template <int BYTES> static void copy_async(void* to, const void* from, bool val
   aligned(to, BYTES), aligned(from, BYTES);
   valid ? memcpy(to, from, BYTES) : memset(to, 0, BYTES);
 }
+static uint2 load_pair_early(const void* from) { aligned(from, 8); return *(const uint2*)from; }
 static uint4 load_early(const void* from) { aligned(from, 16); return *(const uint4*)from; }
 static u32 atomicInc(u32* counter, u32 last) { const u32 before = *counter; *counter = before >= last ? 0 : before + 1; return before; }
 

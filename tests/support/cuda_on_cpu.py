@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 COMPILER = shutil.which("g++")
-DYNAMIC = "extern __shared__ uint4 memory[];"
+DYNAMIC = re.compile(r"extern __shared__ .*uint4 memory\[\];")
 
 
 def compiled(source: str, name: str, macros: Mapping[str, int], folder: Path) -> Callable[..., None]:
@@ -24,7 +24,7 @@ def compiled(source: str, name: str, macros: Mapping[str, int], folder: Path) ->
     header = f'#include "{Path(__file__).with_suffix(".hpp")}"\n'
     entry = f'\nextern "C" void run(int columns, int rows, {parameters}) {{\n'
     entry += f"  launch(columns, rows, [=] {{ {name}({names}); }});\n}}\n"
-    (folder / f"{name}.cpp").write_text(header + source.replace(DYNAMIC, "") + entry)
+    (folder / f"{name}.cpp").write_text(header + DYNAMIC.sub("", source) + entry)
     library = folder / f"{name}.so"
     defined = [f"-D{macro}={value}" for macro, value in macros.items()]
     command = [COMPILER, "-O1", "-std=c++17", "-w", "-fPIC", "-shared", *defined, folder / f"{name}.cpp", "-o", library]

@@ -1,26 +1,14 @@
 // What hopper_queries.cu has of Hopper, in C++ for cuda_on_cpu.hpp and attention_on_cpu.hpp: products in fp16, done at once where
-// they are begun; the copy engine; barriers.
-#define __grid_constant__
-static char* shared_at(u32 address) { return (char*)memory + address; }
+// they are begun; the copy engine.
+#include "barriers_on_cpu.hpp"
 
-// Barriers.
-struct Barrier {
-  int expected, pending, bytes;
-  u32 phase;
-  void check() { if (pending == 0 && bytes == 0) phase ^= 1, pending = expected; }
-};
-static Barrier all_barriers[64];
+#define __grid_constant__
+
 static Meeting named[16];
-static Barrier& barrier_at(u32 at) { return all_barriers[at / 8 % 64]; }
-static void make_barrier(u32 at, int arrivals) { barrier_at(at) = {arrivals, arrivals, 0, 0}; }
-static void arrive(u32 at) { barrier_at(at).pending--, barrier_at(at).check(); }
-static void expect_bytes(u32 at, int bytes) { barrier_at(at).bytes += bytes, arrive(at); }
-static void await(u32 at, u32 parity) { while (barrier_at(at).phase == parity) take_turns(); }
 static void meet(int barrier, int threads) { named[barrier].hold(threads, [] {}); }
 
 // The copy engine: 16 rows of 128 bytes; a matrix is told by where it begins and the bytes from row to row.
 struct Boxes;
-static u32 swizzled_place(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 static void bring(u32 to, const Boxes* boxes, int column, int row, u32 barrier) {
   const char* from = ((const char* const*)boxes)[0] + (long long)row * ((const long long*)boxes)[1] + 2 * column;
   for (int r = 0; r < 16; r++)

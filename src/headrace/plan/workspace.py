@@ -33,8 +33,8 @@ MASK_ELEMENTS = 2**20
 PIECE_TOKENS, WIDE_PIECE_TOKENS = 64, 16
 """kernels.gated_delta_rule works on pieces of a row of so many tokens, of 16 bits and of 32."""
 UNIT_BYTES, HEAD_BYTES, CHUNK_HEAD_DIM, CHUNK_GROUPS = 32_768, 33_280, 128, range(1, 5)
-"""On Hopper kernels.gated_delta_mix.prefill does, with heads of this size and so many value heads of a key head: of a key head and
-a value head of a piece it makes so many bytes."""
+"""On Hopper kernels.gated_delta_mix.prefill does, for heads of this size and so many value heads of a key head: bytes of a
+piece for each key head, and for each value head."""
 ASSUMED_PROCESSORS = 132
 """Of a card that says nothing of them."""
 FEW_OUTPUTS_BYTES = 448 * (16 * 16 * 4 + 4)
@@ -114,7 +114,8 @@ def _gated_delta_bytes(spec: ModelSpec, mixer: GatedDeltaSpec, sizes: Sizes) -> 
     unit = 2 * mixer.key_heads * mixer.key_dim * sizes.narrow
     square = mixer.value_heads * (2 * size * sizes.narrow + 4)
     if _is_chunked_on_hopper(mixer, sizes):
-        between = sizes.tokens * values * sizes.narrow + pieces * (mixer.key_heads * UNIT_BYTES + mixer.value_heads * HEAD_BYTES)
+        records = mixer.key_heads * UNIT_BYTES + mixer.value_heads * HEAD_BYTES
+        between = sizes.tokens * values * sizes.narrow + pieces * records
     else:
         between = sizes.tokens * (mixer.conv_channels + values) * sizes.narrow + pieces * size * (unit + square)
     decoded = DECODED_BYTES if _decodes(sizes) else 0

@@ -39,6 +39,7 @@ CASES = (
     Case("no-taps", (1, 2), width=1),
     Case("mixed", (1, 70, 1, 3, 1), key_heads=1, value_heads=2, value_dim=12),
     Case("prefill", (65, 2)),
+    Case("wide-heads-prefill", (1, 66, 2), key_heads=1, value_heads=3, key_dim=128, value_dim=128),
 )
 
 

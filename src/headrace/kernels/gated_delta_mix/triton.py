@@ -1,4 +1,5 @@
-"""Rows of one token in two launches (in one, where `cuda` has a kernel); longer rows through the three operations' own kernels.
+"""Rows of one token in two launches (in one, where `cuda` has a kernel); longer rows through the three operations' own kernels
+(two of them in `prefill`, where that has some).
 
 The first launch convolves, moves the tails on and makes unit vectors of q and k, in fp32: [rows, channels] of workspace. In the
 second a program holds one value head's whole state, which is read once and written once, and norms its output.
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from headrace.kernels.causal_conv1d.triton import causal_conv1d
 from headrace.kernels.dispatch import early
-from headrace.kernels.gated_delta_mix import cuda
+from headrace.kernels.gated_delta_mix import cuda, prefill
 from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.gated_delta_rule.triton import gated_delta_rule
@@ -133,11 +134,14 @@ def _long_rows(
     error of the whole.
     """
     channels = weights.conv.shape[0]
-    between = torch.float32 if qkvz.dtype == torch.float32 else torch.float16
-    qkv = causal_conv1d(qkvz[:, :channels], weights.conv, tails, slots, rows, 2, between)
-    (q, k, v), (a, b) = split_qkv(qkv, states), split_gates(ab)
-    y = gated_delta_rule(q, k, v, a, b, weights.a_log, weights.dt_bias, states, slots, rows, shortest=2)
-    return gated_rms_norm(y, qkvz[:, channels:].view(v.shape), weights.norm, weights.eps, qkvz.dtype).flatten(1)
+    if prefill.suits(qkvz, weights, tails, states):
+        y = prefill.convolved_rule(qkvz, ab, weights, tails, states, slots, rows)
+    else:
+        between = torch.float32 if qkvz.dtype == torch.float32 else torch.float16
+        qkv = causal_conv1d(qkvz[:, :channels], weights.conv, tails, slots, rows, 2, between)
+        (q, k, v), (a, b) = split_qkv(qkv, states), split_gates(ab)
+        y = gated_delta_rule(q, k, v, a, b, weights.a_log, weights.dt_bias, states, slots, rows, shortest=2)
+    return gated_rms_norm(y, qkvz[:, channels:].view(y.shape), weights.norm, weights.eps, qkvz.dtype).flatten(1)
 
 
 def decode(
