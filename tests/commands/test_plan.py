@@ -167,6 +167,9 @@ def test_the_most_that_fits_is_the_most() -> None:
         "qwen3.8-27b:w4a16 --gpu rtx3090 --context 4096 --users 9 --speculate dflash --draft-tokens 7",
         "qwen3.8-27b:w4a16 --gpu rtx4090 --context 262144",
         "qwen3.8-27b --gpu rtx3090,rtx3090 --context 8192 --users 2",
+        "qwen3.8-27b:w4a16 --gpu rtx3090 --cache-bytes 30000000000 --prefix-cache off",
+        "qwen3.8-27b:w4a16 --gpu rtx3090,rtx3090 --cache-bytes 30000000000 --users 4",
+        "qwen3.8-27b:w4a16 --gpu rtx3090 --memory-bytes 1000000000 --context 8192",
     ],
 )
 def test_every_suggestion_fits(settings: str) -> None:
@@ -185,6 +188,7 @@ def test_every_suggestion_fits(settings: str) -> None:
         again = plan(" ".join([model, *(word for pair in asked.items() for word in pair)]))
         assert again["fits"], suggestion
         assert (again["context"], again["users"]) == (suggestion["context"], suggestion["users"])
+        assert again["capacity_tokens"] == suggestion["capacity_tokens"]
 
 
 def test_suggestions_are_of_all_kinds() -> None:
@@ -316,3 +320,12 @@ def test_a_plan_may_be_verified_here() -> None:
     assert told["weights"].endswith("(100.0%)") and told["kv pages 0"].endswith("(100.0%)")
     refused = plan("qwen3.8-27b --gpu rtx3090 --verify-fit")
     assert not refused["fits"] and "verify_fit" not in refused
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["--context 262144", "--cache-bytes 1000 --users 2", "--cache-bytes 4000000000 --context 262144", "--memory-bytes 1000"],
+)
+def test_what_is_in_the_way_is_said_once(settings: str) -> None:
+    shown = CliRunner().invoke(app, f"plan qwen3.8-27b:w4a16 --gpu rtx3090 {settings}".split())
+    assert shown.exit_code == 1 and shown.stdout.count("does not fit") == 1

@@ -431,7 +431,7 @@ def _context(spec: ModelSpec, config: EngineConfig, layout: CacheLayout, cache_b
     if config.context is not None:
         if capacity < config.context:
             raise ConfigError(
-                f"context {config.context} does not fit: the cache of {cache_bytes:,} bytes holds {capacity} tokens; "
+                f"the cache of {cache_bytes:,} bytes holds {capacity} tokens, fewer than the context of {config.context}; "
                 f"give it more (--cache-bytes, --memory-bytes) or ask for --context {capacity}"
             )
         return config.context, f"context: {config.context} tokens, as asked for"

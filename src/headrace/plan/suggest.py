@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from headrace.plan.budget import memory_limit
 from headrace.plan.dtypes import itemsize
-from headrace.plan.fit import longest_context, most_users, outcome
+from headrace.plan.fit import limit_bytes, longest_context, most_users, outcome
 from headrace.plan.planner import Plan, Request
 from headrace.plan.published import FORMATS
 
@@ -47,7 +48,7 @@ class _Change:
 
 def suggestions(plan: Plan, remake: Remake) -> tuple[Suggestion, ...]:
     """For a plan that does not fit. remake: the plan of a changed request."""
-    changes = [*_types(plan), *_drafts(plan), *_checkpoints(plan), *_formats(plan)]
+    changes = [*_memory(plan), *_types(plan), *_drafts(plan), *_checkpoints(plan), *_formats(plan)]
     found: list[Suggestion] = []
     for count in range(1, MOST_CHANGES + 1):
         enough = bool(found)
@@ -111,6 +112,20 @@ def _suggestion(
     settings = {name: value for change in chosen for name, value in change.settings.items()} | dict(less)
     total_bytes = sum(budget.total_bytes for budget in found.budgets)
     return Suggestion(settings, found.context, found.users, found.at_once, found.capacity_tokens, total_bytes)
+
+
+def _memory(plan: Plan) -> Iterator[_Change]:
+    """A cache as large as there is room for, where too large a one is asked for; as much memory as usual, where less is."""
+    engine, found = plan.request.engine, outcome(plan.case, *_asked(plan))
+    if engine.cache_bytes is not None:
+        sizes = zip(plan.case.stages, found.budgets, strict=True)
+        over = max(budget.total_bytes - limit_bytes(stage, engine) for stage, budget in sizes)
+        if 0 < over < engine.cache_bytes:
+            yield _engine("memory", "cache-bytes", engine.cache_bytes - over)
+    if engine.memory_bytes is not None:
+        usual = min(memory_limit(stage.hardware, replace(engine, memory_bytes=None))[0] or 0 for stage in plan.case.stages)
+        if engine.memory_bytes < usual:
+            yield _engine("memory", "memory-bytes", usual)
 
 
 def _types(plan: Plan) -> Iterator[_Change]:
