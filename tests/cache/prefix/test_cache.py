@@ -211,6 +211,18 @@ def test_a_state_that_is_still_to_be_read_is_not_overwritten() -> None:
     assert cache.checkpoint(running) == opened.checkpoint.slot
 
 
+def test_a_partial_page_without_its_window_makes_way_for_one_with() -> None:
+    """Else its pages would be nobody's."""
+    cache = make(pages=8, slots=2, window=3, window_pages=6)
+    cache.close(begin(cache, [1, 2]).lease)
+    assert cache.make_room([0, 6], 0, 9) == 1 and [pool.free for pool in cache.pools] == [7, 6]
+    opened = begin(cache, [1, 2], 2)
+    assert opened.tokens == 0 and find(cache, [1, 2, 3]) == (2, 2, None)
+    cache.close(opened.lease)
+    assert [pool.free for pool in cache.pools] == [7, 5]
+    assert cache.make_room([8, 6], 2, 9) and [pool.free for pool in cache.pools] == [8, 6]
+
+
 def test_a_window_is_resumed_where_its_pages_are() -> None:
     cache = make(window=6, window_pages=7)
     lease = begin(cache, list(range(20))).lease

@@ -316,6 +316,10 @@ class PrefixCache:
         if rest in node.checkpoints or not self._windows_kept(lease) or not self._eviction.free_slot():
             return None
         if rest and next(self._nodes.backing(node, rest), None) is None:
+            if (incomplete := node.children.get(rest)) is not None:  # a page of a window is gone
+                if incomplete.refs:
+                    return None
+                self._eviction.give_back(self._nodes.detach(incomplete))
             self._withdraw_tail(lease)
             self._lend_tail(lease)
         slot = self.checkpoint_slots.allocate()
