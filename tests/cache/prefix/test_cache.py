@@ -211,6 +211,17 @@ def test_a_state_that_is_still_to_be_read_is_not_overwritten() -> None:
     assert cache.checkpoint(running) == opened.checkpoint.slot
 
 
+def test_a_checkpoint_that_there_is_no_room_to_resume_from_is_not_held() -> None:
+    cache = make(pages=2, slots=1)
+    prompt = list(range(PAGE + 2))
+    writer = begin(cache, prompt[:-1], PAGE + 1)
+    refused = cache.open("", encode(prompt), PAGE + 1)
+    assert (refused.tokens, refused.miss) == (0, Miss.NO_ROOM)
+    cache.close(refused.lease)
+    cache.record(writer.lease, prompt[-1:])
+    assert cache.checkpoint(writer.lease) == 0, "the only slot, of the earlier state"
+
+
 def test_a_partial_page_without_its_window_makes_way_for_one_with() -> None:
     """Else its pages would be nobody's."""
     cache = make(pages=8, slots=2, window=3, window_pages=6)

@@ -81,6 +81,8 @@ class PrefixCache:
         self._eviction.use(node, match.checkpoint)
         if self.extend(lease, match.tokens) is None:
             self.close(lease)
+            if match.checkpoint is not None:
+                self._eviction.let_go(match.checkpoint)
             return None
         lease.pending += key[whole * self._size : match.tokens * TOKEN_BYTES]
         copies = [PageCopy(group, source, lease.pages[group][whole]) for group, source in enumerate(sources)]

@@ -82,10 +82,18 @@ class Eviction:
     def end_plan(self) -> None:
         """The plan in the making is complete: later ones may overwrite the checkpoints that it reads."""
         for checkpoint in self._held:
-            checkpoint.holds -= 1
-            if checkpoint.holds == 0 and not _is_kept((0.0, 0), checkpoint):
-                self._slots.release(checkpoint.slot)
+            self._unhold(checkpoint)
         self._held.clear()
+
+    def let_go(self, checkpoint: Checkpoint) -> None:
+        """The plan in the making does not read it after all."""
+        self._held.remove(checkpoint)
+        self._unhold(checkpoint)
+
+    def _unhold(self, checkpoint: Checkpoint) -> None:
+        checkpoint.holds -= 1
+        if checkpoint.holds == 0 and not _is_kept((0.0, 0), checkpoint):
+            self._slots.release(checkpoint.slot)
 
     def offer(self, node: Node) -> None:
         """A node may have become a candidate, or one of less value. Others are passed over."""
