@@ -24,11 +24,14 @@ from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.prefix_cache import prefix_settings
+from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import EngineInfo, Request, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
+
     from headrace.runner.runner import Runner
 
 Progress = Callable[[int, int], None]
@@ -120,7 +123,7 @@ def _build_core(
         start.taken |= {"cache": more_bytes} | ({"graphs": graphs["graphs_device"]} if graphs else {})
     start.lap("cache and graphs")
     if start.taken:
-        torch.empty(planned_workspace(budget), dtype=torch.uint8, device=place)  # PyTorch keeps it, and takes no more later
+        _reserve(planned_workspace(budget), place)
         alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens)
         _serve_one(EngineCore(alone, runner, depth=execution.depth), budget)
         start.lap("a first request")
@@ -130,6 +133,15 @@ def _build_core(
     prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
     scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter, prefixes=prefixes)
     return EngineCore(scheduler, runner, depth=execution.depth), runner
+
+
+def _reserve(workspace_bytes: int, place: torch.device) -> None:
+    """Take a step's memory once: PyTorch's allocator keeps it, and takes no more later."""
+    import torch
+
+    large = torch.empty(workspace_bytes - SMALL_BYTES, dtype=torch.uint8, device=place)
+    small = [torch.empty(SMALL_PIECE_BYTES, dtype=torch.uint8, device=place) for _ in range(SMALL_BYTES // SMALL_PIECE_BYTES)]
+    del large, small
 
 
 def _serve_one(core: EngineCore, budget: Budget) -> None:

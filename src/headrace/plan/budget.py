@@ -21,6 +21,7 @@ from headrace.plan.sampler_memory import sampler_bytes
 from headrace.plan.workspace import (
     ASSUMED_PROCESSORS,
     LOGIT_ROWS,
+    SMALL_BYTES,
     Sizes,
     decoded_bytes,
     gathered_bytes,
@@ -261,6 +262,7 @@ def _gpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
         rows = logit_rows(sizes.rows, sizes.drafts)
         why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes, the layers' workspace among them"
         yield BudgetLine("logits workspace", logits - layers, why)
+    yield BudgetLine("small workspace", SMALL_BYTES, "a step's tensors of up to 1 MiB, which PyTorch's allocator keeps apart")
     why = "sums that kernels leave for each other, and cuBLAS's workspace, from the first step on"
     yield BudgetLine("kernel buffers", kept_bytes(sizes), why)
 

@@ -35,6 +35,8 @@ PIECE_TOKENS, WIDE_PIECE_TOKENS = 64, 16
 UNIT_BYTES, HEAD_BYTES, CHUNK_HEAD_DIM, CHUNK_GROUPS = 32_768, 33_280, 128, range(1, 5)
 """On Hopper kernels.gated_delta_mix.prefill does, for heads of this size and so many value heads of a key head: bytes of a
 piece for each key head, and for each value head."""
+SMALL_BYTES, SMALL_PIECE_BYTES = 16 * 2**20, 2**20
+"""PyTorch's allocator keeps tensors of up to the second apart: those of a step."""
 ASSUMED_PROCESSORS = 132
 """Of a card that says nothing of them."""
 FEW_OUTPUTS_BYTES = 448 * (16 * 16 * 4 + 4)
