@@ -1,0 +1,89 @@
+"""Times with and without a cached prefix, in this process: a document asked twice, and many requests that begin alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from headrace.bench.generation import SAMPLING, WatchedLLM
+from headrace.bench.summary import spread_ms
+from headrace.types import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A document of `document` tokens, answered by `output`, and then `question` tokens more."""
+
+    document: int
+    question: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """`users` requests at once that have `shared` tokens in common and `question` of their own, each answered by `output`."""
+
+    users: int
+    shared: int
+    question: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """first_s: to each request's first token. all_s: to the last one's end."""
+
+    completions: tuple[Completion, ...]
+    first_s: tuple[float, ...]
+    all_s: float
+
+
+class PrefixLLM(WatchedLLM):
+    """Nothing that one measurement cached is found by another: each has a salt of its own."""
+
+    def turns(self, asked: Conversation, opted_out: bool = False) -> dict[str, Any]:
+        """Times to the first tokens of turn 1, and of turn 2, which has all of turn 1 before it. opted_out: without a cache."""
+        salt, (document, question) = self._salt(), (self._prompts(1, n)[0] for n in (asked.document, asked.question))
+        first = self._timed([document], asked.output, salt, opted_out)
+        again = [*document, *first.completions[0].tokens, *question]
+        second = self._timed([again], asked.output, salt, opted_out)
+        return {
+            "document_tokens": asked.document, "turn_2_tokens": len(again),
+            "cached_tokens": second.completions[0].cached_tokens, "turn_1_ttft_ms": first.first_s[0] * 1e3,
+            "turn_2_ttft_ms": second.first_s[0] * 1e3, "turn_2_of_turn_1": second.first_s[0] / first.first_s[0],
+        }
+
+    def crowd(self, asked: Crowd) -> dict[str, Any]:
+        """The time of all at once, and of its parts: what they share computed alone, and all at once behind that.
+
+        Each part is timed with prompts, and a salt, of its own.
+        """
+        alone_salt, shared = self._salt(), self._prompts(1, asked.shared)[0]
+        prefix = self._timed([shared], 1, alone_salt)
+        behind = self._timed(self._beginning_with(shared, asked), asked.output, alone_salt)
+        together = self._timed(self._beginning_with(self._prompts(1, asked.shared)[0], asked), asked.output, self._salt())
+        return {
+            "users": asked.users, "shared_tokens": asked.shared, "question_tokens": asked.question,
+            "output_tokens": asked.output, "cached_tokens": sum(each.cached_tokens for each in together.completions),
+            "ttft_ms": spread_ms(together.first_s), "all_s": together.all_s, "prefix_s": prefix.all_s,
+            "behind_prefix_s": behind.all_s, "of_parts": together.all_s / (prefix.all_s + behind.all_s),
+        }
+
+    def _beginning_with(self, shared: list[int], asked: Crowd) -> list[list[int]]:
+        return [[*shared, *question] for question in self._prompts(asked.users, asked.question)]
+
+    def _salt(self) -> str:
+        return f"measured {next(self._names)}"
+
+    def _timed(self, prompts: Sequence[list[int]], output: int, salt: str, opted_out: bool = False) -> Timed:
+        seed = next(self._names)
+        params = replace(SAMPLING, max_tokens=output, seed=seed, cache_salt=salt, cache_prompt=not opted_out)
+        self.news.clear()
+        began_s = perf_counter()
+        completions = self.generate(prompts, params)
+        ended_s, firsts = perf_counter(), dict[str, float]()
+        for news in self.news:
+            firsts.setdefault(news.request, news.at_s)
+        return Timed(tuple(completions), tuple(at - began_s for at in firsts.values()), ended_s - began_s)

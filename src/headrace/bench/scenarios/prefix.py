@@ -1,0 +1,119 @@
+"""Measure what the prefix cache saves, in this process: the second turn about a document, and requests that begin alike.
+
+--document 24000 is a document of so many tokens, asked about twice: the second time its keys, values and states are there.
+--crowd 64x5820 is 64 requests at once that have 5,820 tokens in common, beside the sum of its parts: those tokens computed
+once, and the requests behind them. Prompts are random token ids, so that no time goes into text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+
+from headrace.config import DEVICES, DTYPES, GRAPHS, KV_DTYPES, LOOPS, STATE_DTYPES, setting
+from headrace.errors import ConfigError
+
+_ENGINE = (
+    "device", "dtype", "kv_dtype", "state_dtype", "loop", "graphs", "chunk_tokens", "context", "max_seqs", "random_weights",
+    "gpu_checkpoint_bytes",
+)
+_DEFAULT_DOCUMENT, _DEFAULT_CROWD = (24_000,), ("64x5820",)
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of `headrace bench prefix`."""
+
+    model: str | None = setting(None, "A Hugging Face directory or a GGUF file; the demo model if not given.", metavar="PATH")
+    random_weights: str | None = setting(None, "The named shape with random weights instead.", metavar="NAME[:FORMAT]")
+    document: tuple[int, ...] = setting(
+        (), "Tokens of a document; 24000 if neither a document nor a crowd is given.", metavar="N"
+    )
+    crowd: tuple[str, ...] = setting(
+        (), "Requests at once and the tokens that they share; 64x5820 if neither a document nor a crowd is given.",
+        metavar="USERSxSHARED",
+    )
+    question_tokens: int = setting(64, "Tokens of each prompt beyond a document, or what is shared.", metavar="N")
+    output_tokens: int = setting(32, "Tokens of each answer.", metavar="N")
+    repeat: int = setting(3, "Times that each is measured; the median is told.", metavar="N")
+    device: str = setting("auto", "Where the model runs; auto takes a GPU if there is one.", choices=DEVICES)
+    dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
+    kv_dtype: str = setting("auto", "Type of cached keys and values.", choices=KV_DTYPES)
+    state_dtype: str = setting("auto", "Type of the recurrent states.", choices=STATE_DTYPES)
+    loop: str = setting("auto", "Whether a step is planned while the one before it runs.", choices=LOOPS)
+    graphs: str = setting("auto", "Whether decode steps are captured as CUDA graphs.", choices=GRAPHS)
+    chunk_tokens: int | None = setting(None, "Most prompt tokens of a step; as the server has it if not given.", metavar="N")
+    context: int | None = setting(None, "Longest sequence; as the server has it if not given.", metavar="N")
+    max_seqs: int | None = setting(None, "Most sequences at once; as many as the largest crowd if not given.", metavar="N")
+    gpu_checkpoint_bytes: int | None = setting(None, "For states that are kept; as the server has it if not given.",
+                                              metavar="N")
+
+
+def run(settings: Settings, console: Console) -> dict[str, Any]:
+    """See `bench.scenarios`. `documents` and `crowds` have an entry for each asked for; `turns` and `times` are the repeats."""
+    asked = settings.document or settings.crowd
+    documents = settings.document if asked else _DEFAULT_DOCUMENT
+    crowds = [_numbers(text) for text in (settings.crowd if asked else _DEFAULT_CROWD)]
+    for name in ("question_tokens", "output_tokens", "repeat"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"{name} must be 1 or more, not {getattr(settings, name)}")
+    if any(tokens < 1 for tokens in documents):
+        raise ConfigError(f"a document has 1 token or more, not {min(documents)}")
+    from headrace.bench.prefix_reuse import Conversation, Crowd, PrefixLLM
+
+    engine = {name: value for name, value in asdict(settings).items() if name in _ENGINE and value is not None}
+    engine.setdefault("max_seqs", max([1, *(users for users, _ in crowds)]))
+    question, output = settings.question_tokens, settings.output_tokens
+    with PrefixLLM(settings.model, **engine) as llm:
+        console.print(f"{llm.info.model} on {llm.info.device}, {llm.info.dtype}, chunks of {llm.info.chunk_tokens} tokens")
+        for note in llm.info.notes:
+            console.print(note)
+        llm.crowd(Crowd(2, _WARM_UP_TOKENS, 1, 2))
+        results: dict[str, Any] = {"model": llm.info.model, "documents": [], "crowds": []}
+        for tokens in documents:
+            conversation = Conversation(tokens, question, output)
+            without = llm.turns(conversation, opted_out=True)
+            turns = [llm.turns(conversation) for _ in range(settings.repeat)]
+            found = {**_median(turns, "turn_2_of_turn_1"), "uncached_turn_2_ttft_ms": without["turn_2_ttft_ms"], "turns": turns}
+            results["documents"].append(found)
+            _print_document(console, found)
+        for users, shared in crowds:
+            times = [llm.crowd(Crowd(users, shared, question, output)) for _ in range(settings.repeat)]
+            found = {**_median(times, "of_parts"), "times": times}
+            results["crowds"].append(found)
+            _print_crowd(console, found)
+    return results
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    """AxB."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise ConfigError(f"--crowd {text}: two numbers are wanted, such as 64x5820")
+    return int(match[1]), int(match[2])
+
+
+def _median(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Of several measurements the one that is the median by this figure."""
+    return sorted(found, key=lambda each: each[name])[(len(found) - 1) // 2]
+
+
+def _print_document(console: Console, found: dict[str, Any]) -> None:
+    console.print(
+        f"a document of {found['document_tokens']} tokens: first token after {found['turn_1_ttft_ms']:.1f} ms; turn 2, "
+        f"{found['cached_tokens']} of {found['turn_2_tokens']} tokens cached: {found['turn_2_ttft_ms']:.1f} ms, "
+        f"{found['turn_2_of_turn_1']:.2%} (without the cache {found['uncached_turn_2_ttft_ms']:.1f} ms)"
+    )
+
+
+def _print_crowd(console: Console, found: dict[str, Any]) -> None:
+    console.print(
+        f"{found['users']} x ({found['shared_tokens']} shared + {found['question_tokens']}) + {found['output_tokens']} tokens: "
+        f"{found['all_s']:.3f} s, {found['of_parts']:.3f} x its parts ({found['prefix_s']:.3f} s for what is shared, "
+        f"{found['behind_prefix_s']:.3f} s behind it); {found['cached_tokens']} tokens cached, first tokens after "
+        f"{found['ttft_ms']['p50']:.1f} ms"
+    )

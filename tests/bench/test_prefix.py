@@ -1,0 +1,38 @@
+"""`headrace bench prefix`: a run on a CPU, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.support.tiny import make_tiny_checkpoint
+
+from headrace.bench.scenarios import prefix
+from headrace.errors import ConfigError
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "llama"])
+def test_a_run_on_a_cpu(model_type: str, tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", model_type, seed=3)
+    settings = prefix.Settings(
+        model=str(checkpoint), document=(600,), crowd=("5x300",), question_tokens=7, output_tokens=4, repeat=2, device="cpu",
+        context=700, chunk_tokens=64,
+    )
+    found = prefix.run(settings, Console(quiet=True))
+    (document,), (crowd,) = found["documents"], found["crowds"]
+    assert document["turn_2_tokens"] == 611 and document["cached_tokens"] == 603 and len(document["turns"]) == 2
+    assert 0 < document["turn_2_of_turn_1"] < 0.9 and document["uncached_turn_2_ttft_ms"] > document["turn_2_ttft_ms"]
+    shared = 300 if model_type == "qwen3_5_text" else 288  # of a page in the midst of which they part no more than others have
+    assert 4 * shared <= crowd["cached_tokens"] <= 4 * 300 and crowd["of_parts"] > 0
+    assert crowd["ttft_ms"]["count"] == 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"crowd": ("8",)}, {"crowd": ("0x5",)}, {"document": (0,)}, {"repeat": 0}, {"question_tokens": 0}, {"output_tokens": 0}],
+)
+def test_what_cannot_be_measured_is_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="two numbers|1 or more|1 token or more"):
+        prefix.run(prefix.Settings(device="cpu", **fields), Console(quiet=True))
