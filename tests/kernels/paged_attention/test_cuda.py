@@ -16,6 +16,7 @@ from tests.support.triton_kernels import moved, widened
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import Card
+from headrace.kernels.cuda_function import architecture
 from headrace.kernels.paged_attention import cases, cuda, forms, paged_attention, reference
 from headrace.kernels.paged_attention.forms import Vectors
 
@@ -57,7 +58,8 @@ def test_every_form_compiles_for_its_card(
     card: Card, shape: tuple[int, ...], queries: torch.dtype, pool: torch.dtype, tmp_path: Path
 ) -> None:
     for name, text, macros, shared_bytes in dict.fromkeys(builds(card, shape, queries, pool)):
-        cubin = nvrtc.compiled(cuda.source(name, text), dict(macros), cuda.architecture_of(name, card.capability))
+        target = architecture(card.capability, wgmma=name == cuda.WITH_WGMMA)
+        cubin = nvrtc.compiled(cuda.source(name, text), dict(macros), target)
         stack, static = resources(cubin, tmp_path)
         assert stack == 0, (name, macros)
         assert shared_bytes + static - (forms.SYSTEM_BYTES if card.capability >= 90 else 0) <= card.shared_bytes, (name, macros)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.cuda_function import compiled
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.rows import RowGroup
 
@@ -53,22 +53,15 @@ def source() -> str:
     return (Path(__file__).parent / "decode.cu").read_text()
 
 
-@cache
-def _function(chosen: tuple[tuple[str, int], ...], device: int, capability: int) -> CudaFunction:
-    code = partial(nvrtc.compiled, source(), dict(chosen), f"sm_{capability}")
-    return CudaFunction(code, "decode", THREADS, 0, early=True)
-
-
 def decode(
     qkvz: Tensor, ab: Tensor, weights: MixWeights, tails: Tensor, states: Tensor, slots: Tensor, singles: RowGroup, out: Tensor
 ) -> None:
     """Writes the rows of one token into out [T, HV DV]."""
     key_heads, heads, capability = _key_heads(tails, states), states.shape[1], card(qkvz.device).capability
-    index = torch.cuda.current_device() if qkvz.device.index is None else qkvz.device.index
     chosen = macros(qkvz.dtype, key_heads, heads, weights.conv.shape[1], capability)
     row_index, token_index = (at if isinstance(at, Tensor) else None for at in (singles.rows, singles.at))
     first_row, first_token = (0 if isinstance(at, Tensor) else at.start for at in (singles.rows, singles.at))
-    _function(tuple(chosen.items()), index, capability)(
+    compiled(source(), "decode", chosen, THREADS, 0, qkvz.device)(
         (heads, singles.count, 1), qkvz, ab, weights.conv, weights.a_log, weights.dt_bias, weights.norm, tails, states, slots,
         row_index, token_index, out, first_row, first_token, len(states), ctypes.c_float(weights.eps),
         ctypes.c_float(HEAD_DIM**-0.5), ctypes.c_longlong(qkvz.stride(0)), ctypes.c_longlong(ab.stride(0)),

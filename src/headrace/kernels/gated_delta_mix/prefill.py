@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.kernels import gated_delta_verify, nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.cuda_function import CudaFunction, compiled
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.rows import PackedRows
 
@@ -101,10 +101,8 @@ def source(name: str) -> str:
     return primitives.read_text() + own + products() + own_source(name)
 
 
-@cache
-def _function(name: str, chosen: tuple[tuple[str, int], ...], shared_bytes: int, device: int) -> CudaFunction:
-    code = partial(nvrtc.compiled, source(name), dict(chosen), "sm_90a")
-    return CudaFunction(code, name, 256, shared_bytes, early=True)
+def _kernel(name: str, chosen: dict[str, int], shared_bytes: int, device: torch.device) -> CudaFunction:
+    return compiled(source(name), name, chosen, 256, shared_bytes, device, wgmma=True)
 
 
 def convolved_rule(
@@ -112,19 +110,18 @@ def convolved_rule(
 ) -> Tensor:
     """What the norm is given, [T, HV, DV] in fp16; of rows of one token it is undefined, and their tails and states stay."""
     heads, key_heads, device = states.shape[1], _key_heads(tails, states), qkvz.device
-    index = torch.cuda.current_device() if device.index is None else device.index
     out = torch.empty(len(qkvz), heads, HEAD_DIM, dtype=torch.float16, device=device)
     table = rows.pieces(SIZE, 2)
     if table is None:
         return out
-    chosen = tuple(macros(qkvz.dtype, tails, states).items())
+    chosen = macros(qkvz.dtype, tails, states)
     units = torch.empty(len(table.pieces) * key_heads * UNIT_BYTES, dtype=torch.uint8, device=device)
     records = torch.empty(len(table.pieces) * heads * HEAD_BYTES, dtype=torch.uint8, device=device)
-    _function("prepare", chosen, prepare_bytes(heads // key_heads), index)(
+    _kernel("prepare", chosen, prepare_bytes(heads // key_heads), device)(
         (key_heads, len(table.pieces), 1), qkvz, ab, weights.conv, weights.a_log, weights.dt_bias, tails, slots, table.pieces,
         units, records, qkvz.stride(0), ab.stride(0),
     )
-    _function("walk", chosen, walk_bytes(), index)(
+    _kernel("walk", chosen, walk_bytes(), device)(
         (2 * heads, len(table.rows), 1), units, records, out, states, slots, table.rows
     )
     return out

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import Argument, CudaFunction
+from headrace.kernels.cuda_function import Argument, CudaFunction, compiled
 from headrace.kernels.paged_attention import forms, hopper
 from headrace.kernels.paged_attention.forms import STEP_KEYS, FewQueries, HopperQueries, ManyQueries, Vectors
 from headrace.kernels.tensor_map import boxes_of_rows
 
 DIMS = (128, 256)
 KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
+WITH_WGMMA = "hopper_queries"
 _ADDED_QUERIES = 4
 _ADDING_THREADS = 256
 
@@ -74,25 +75,11 @@ def hopper_text(form: HopperQueries, vectors: Vectors, pool: torch.dtype) -> str
     return hopper.products(form.keys, min(vectors.dim, form.largest_columns), pool == torch.bfloat16)
 
 
-@cache
-def _function(
-    name: str, text: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int, device: int, capability: int
-) -> CudaFunction:
-    code = partial(nvrtc.compiled, source(name, text), dict(macros), architecture_of(name, capability))
-    return CudaFunction(code, name, threads, shared_bytes, early=True)
-
-
-def architecture_of(name: str, capability: int) -> str:
-    """wgmma is not in the part of PTX that later cards keep."""
-    return f"sm_{capability}a" if name == "hopper_queries" else f"sm_{capability}"
-
-
 def function(
     name: str, macros: dict[str, int], threads: int, shared_bytes: int, device: torch.device, text: str = ""
 ) -> CudaFunction:
     """The kernel on the device, compiled for its card when it is first launched. text: as in `source`."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _function(name, text, tuple(macros.items()), threads, shared_bytes, index, card(device).capability)
+    return compiled(source(name, text), name, macros, threads, shared_bytes, device, wgmma=name == WITH_WGMMA)
 
 
 class Attention:
