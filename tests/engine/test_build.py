@@ -21,6 +21,7 @@ from headrace.errors import CheckpointError, ConfigError
 from headrace.hardware import detect
 from headrace.plan.budget import make_budget
 from headrace.plan.dtypes import resolve_dtypes
+from headrace.plan.prefix_cache import prefix_settings
 from headrace.scheduler.scheduler import Scheduler
 
 CONFIG = EngineConfig(device="cpu", dtype="float64", context=256, max_seqs=3, chunk_tokens=32, page_tokens=8)
@@ -59,16 +60,19 @@ async def test_a_process_of_its_own_gives_the_same_tokens(checkpoint: Path):
 
 
 @pytest.mark.parametrize("context", [2, 3, 4, 40, 256])
-def test_a_first_request_fits_and_leaves_nothing(checkpoint: Path, context: int):
+def test_first_requests_fit_and_leave_nothing(checkpoint: Path, context: int):
     config = replace(CONFIG, context=context)
     built = build.load_engine(checkpoint, config, None)
     model = find_model(checkpoint, config)
     hardware = detect("cpu")
     budget = make_budget(model.spec, model.weight_map, hardware, config, resolve_dtypes(config, hardware, "bfloat16"))
-    scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens)
-    build._serve_one(EngineCore(scheduler, built.runner), budget)
+    dtypes = resolve_dtypes(config, hardware, "bfloat16")
+    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
+    scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, prefixes=prefixes)
+    build._serve_first(EngineCore(scheduler, built.runner), budget)
     stats = scheduler.stats()
-    assert (stats.kv_pages_used, stats.slots_used, stats.generation_tokens_total) == (0, 0, min(3, context - 1))
+    assert (stats.kv_pages_used, stats.slots_used, stats.generation_tokens_total) == (0, 0, 2 * min(3, context - 1))
+    assert stats.prefix_hits_total == (context > 4), "and they go through the prefix cache"
 
 
 @pytest.mark.parametrize(

@@ -122,15 +122,15 @@ def _build_core(
         graphs = runner.graph_bytes
         start.taken |= {"cache": more_bytes} | ({"graphs": graphs["graphs_device"]} if graphs else {})
     start.lap("cache and graphs")
+    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
     if start.taken:
         _reserve(planned_workspace(budget), place)
-        alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens)
-        _serve_one(EngineCore(alone, runner, depth=execution.depth), budget)
-        start.lap("a first request")
+        alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, prefixes=prefixes)
+        _serve_first(EngineCore(alone, runner, depth=execution.depth), budget)
+        start.lap("first requests")
     if config.verify_fit:
         start.fit = verify_fit(runner, budget, place, model.spec.vocab_size)
         start.lap("the largest steps")
-    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
     scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter, prefixes=prefixes)
     return EngineCore(scheduler, runner, depth=execution.depth), runner
 
@@ -144,13 +144,17 @@ def _reserve(workspace_bytes: int, place: torch.device) -> None:
     del large, small
 
 
-def _serve_one(core: EngineCore, budget: Budget) -> None:
-    """A request through everything that a user's first one would be the first to use. Its slot and pages are free again."""
-    tokens = min(budget.chunk_tokens, budget.context - _FIRST_ANSWER_TOKENS)
-    params = SamplingParams(top_k=20, top_p=0.95)
-    core.add(Request("first", (0,) * max(1, tokens), params, seed=0, max_tokens=min(_FIRST_ANSWER_TOKENS, budget.context - 1)))
-    while core.has_work:
-        core.step()
+def _serve_first(core: EngineCore, budget: Budget) -> None:
+    """Requests through everything that a user's first ones would be the first to use: the second begins like the first, and
+    goes on from where that one's last token is. The core's scheduler is not to be used for others.
+    """
+    tokens = max(1, min(budget.chunk_tokens, budget.context - _FIRST_ANSWER_TOKENS))
+    answer, params = min(_FIRST_ANSWER_TOKENS, budget.context - 1), SamplingParams(top_k=20, top_p=0.95)
+    for last in (0, 1):
+        prompt = (*(0,) * (tokens - 1), last)
+        core.add(Request(f"first {last}", prompt, params, seed=0, max_tokens=answer, message_ends=(tokens - 1,)))
+        while core.has_work:
+            core.step()
 
 
 def _is_out_of_memory(error: Exception) -> bool:
