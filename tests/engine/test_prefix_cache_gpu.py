@@ -1,0 +1,101 @@
+"""On a GPU, in 16 bits: a hit has the bits of a cold run that is cut where the hit begins, with graphs, overlapped or not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.runner.test_graphs_gpu import CONFIG
+
+from headrace.cache.checkpoint_places import CheckpointPlaces
+from headrace.cache.layout import CacheLayout, cache_groups
+from headrace.cache.policy.flops_per_byte import FlopsPerByte
+from headrace.cache.prefix.settings import PrefixSettings
+from headrace.engine.core import EngineCore
+from headrace.models import qwen3_5
+from headrace.models.decoder import build_decoder
+from headrace.plan.dtypes import Dtypes
+from headrace.random_weights import make_weights
+from headrace.runner.runner import Runner
+from headrace.scheduler.scheduler import Scheduler
+from headrace.types import Request, SamplingParams, TokenLogprob
+
+PAGE_TOKENS, CONTEXT, SLOTS = 16, 512, 4
+SETTINGS = PrefixSettings(FlopsPerByte(10.0, 1.0, 4, 30), 16, CheckpointPlaces(64, 16))
+DEVICES = [
+    pytest.param("cpu", "float32"), *(pytest.param("cuda", each, marks=pytest.mark.gpu) for each in ("bfloat16", "float16"))
+]
+Answer = tuple[list[int], list[TokenLogprob], int]
+
+
+def make_runner(device: str, dtype: str, kv: str = "") -> Runner:
+    spec = qwen3_5.spec(CONFIG)
+    decoder = build_decoder(spec, dtype=getattr(torch, dtype), device=torch.device(device))
+    make_weights(decoder)
+    decoder.prepare()
+    dtypes: Any = Dtypes(dtype, kv or dtype, "float32" if dtype == "float32" else "float16")  # type: ignore[arg-type]
+    pages = SLOTS * CONTEXT // PAGE_TOKENS
+    layout = CacheLayout(cache_groups(spec), PAGE_TOKENS, (pages,), SLOTS, device == "cuda", 0, 12)
+    return Runner(spec, decoder, layout, dtypes, torch.device(device), context=CONTEXT, chunk_tokens=128)
+
+
+class Engine:
+    """A runner and a loop, whose scheduler is forgotten, and with it all that is cached, whenever a cold run is wanted."""
+
+    def __init__(self, runner: Runner, depth: int) -> None:
+        self._runner, self._depth = runner, depth
+        self.forget()
+
+    def forget(self) -> None:
+        scheduler = Scheduler(self._runner.layout, chunk_tokens=128, prefixes=SETTINGS)
+        self._core = EngineCore(scheduler, self._runner, depth=self._depth)
+
+    def answer(self, request: Request) -> Answer:
+        self._core.add(request)
+        tokens, logprobs, cached = [], [], 0
+        while self._core.has_work:
+            for event in self._core.step():
+                assert event.finish_reason != "error", event.error
+                tokens += event.tokens
+                logprobs += event.logprobs
+                cached = event.cached_tokens
+        return tokens, logprobs, cached
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_hit_has_the_bits_of_a_cold_run_cut_there(device: str, dtype: str, depth: int) -> None:
+    engine, rng = Engine(make_runner(device, dtype), depth), random.Random(3)
+    sampling = SamplingParams(temperature=0.8, top_k=20, logprobs=3)
+    shared_tokens = (1, 15, 16, 17, 63, 64, 130, 200) if device == "cuda" else (17, 64)
+    for shared in shared_tokens:
+        for more in (1, 2, 16, 70) if device == "cuda" else (1, 20):
+            prefix = tuple(rng.randrange(1000) for _ in range(shared))
+            first, second = ((*prefix, mark, *(rng.randrange(1000) for _ in range(more - 1))) for mark in (1, 2))
+            asked = Request("cold", second, sampling, 5, 12, message_ends=(shared,))
+            engine.forget()
+            tokens, logprobs, cached = engine.answer(asked)
+            assert cached == 0
+            engine.forget()
+            engine.answer(replace(asked, id="before", prompt=first))
+            assert engine.answer(replace(asked, id="hit")) == (tokens, logprobs, shared)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv", ["bfloat16", "float8_e4m3fn", "int8"])
+def test_the_next_turn_is_close_to_a_cold_one(kv: str) -> None:
+    """The answer's keys, values and state were computed token by token, and are computed in chunks here: not the same bits."""
+    engine, rng = Engine(make_runner("cuda", "bfloat16", kv), 2), random.Random(4)
+    known = tuple(rng.randrange(1000) for _ in range(150))
+    sampling = SamplingParams(temperature=0.0, logprobs=0)
+    for turn in range(4):
+        tokens, _, cached = engine.answer(Request(f"t{turn}", known, sampling, 5, 20))
+        assert turn == 0 or cached == len(known) - 9 - 1
+        known = (*known, *tokens, *(rng.randrange(1000) for _ in range(9)))
+    _, warm, cached = engine.answer(Request("warm", known, sampling, 5, 1))
+    engine.forget()
+    _, cold, _ = engine.answer(Request("cold", known, sampling, 5, 1))
+    assert cached == len(known) - 10 and warm[0].logprob == pytest.approx(cold[0].logprob, abs=0.25)
