@@ -63,12 +63,19 @@ def whole(x: Tensor, weights: list[Weight], codes: torch.dtype) -> float:
     return median_us(calls, 5)
 
 
+def through_sixteen(x: Tensor, weights: list[Weight]) -> float:
+    """The same by the 16-bit kernels."""
+    way = partial(cuda.in_sixteen_bits, codes=torch.float8_e4m3fn)
+    return median_us([partial(way, x, w.packed, w.scale, w.zero) for w in weights], 5)
+
+
 def table(group: int = 128) -> None:
     for outputs, inputs in SHAPES:
         weights = weights_of(outputs, inputs, group)
         for rows in ROWS:
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
             found = {name: whole(x, weights, codes) for name, codes in CODES.items()}
+            found["fp8 through 16 bits"] = through_sixteen(x, weights)
             found["16 bits"] = low_bit.ours_us(x, weights)
             floor = low_bit.floor_us(rows, outputs, inputs, weights[0].nbytes)
             line = "; ".join(f"{name} {_rate(us, rows, outputs, inputs)}" for name, us in found.items())

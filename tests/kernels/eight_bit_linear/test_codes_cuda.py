@@ -97,8 +97,8 @@ def test_registers_that_copying_warps_give_up_are_those_that_others_take() -> No
 def test_quantising_compiles_for_every_card(card: Card, codes: torch.dtype, tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         for inputs in (16, 5120, 17_408, 36_864):
-            for tiled, gated in itertools.product((False, True), repeat=2):
-                macros = quantise.macros_of(dtype, codes, inputs, tiled=tiled, gated=gated)
+            for form, gated in itertools.product(({}, {"tiled": True}, {"halves": True}), (False, True)):
+                macros = quantise.macros_of(dtype, codes, inputs, gated=gated, **form)
                 held = macros["THREADS"] * macros["PIECES"] * quantise.PIECE
                 assert macros["THREADS"] <= quantise.MOST_THREADS and held >= inputs
                 stack, _ = resources(nvrtc.compiled(quantise.source(), macros, f"sm_{card.capability}"), tmp_path)
@@ -131,6 +131,8 @@ def test_quantised_on_a_gpu(case: quantise_cases.Case, dtype: torch.dtype, poiso
     expected, expected_scale = quantise_reference.quantise_rows(given["x"], given["codes"])
     assert torch.equal(scale.cpu(), expected_scale)
     assert torch.equal(codes.cpu().view(torch.uint8), expected.view(torch.uint8))
+    numbers, numbers_scale = quantise.quantise_rows(given["x"].cuda(), given["codes"], halves=True)
+    assert torch.equal(256 * numbers.cpu().float(), expected.float()) and torch.equal(numbers_scale.cpu(), 256 * expected_scale)
 
 
 @pytest.mark.gpu

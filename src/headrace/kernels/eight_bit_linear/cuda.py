@@ -21,6 +21,7 @@ from headrace.kernels.cuda_function import CudaFunction, compiled
 from headrace.kernels.eight_bit_linear import forms, hopper
 from headrace.kernels.eight_bit_linear.forms import BLOCK_OUTPUTS, FewRows, HopperRows, ManyRows
 from headrace.kernels.low_bit_linear import cuda as low_bit
+from headrace.kernels.low_bit_linear import low_bit_linear
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 from headrace.kernels.quantise_rows import cuda as quantise
 
@@ -28,8 +29,6 @@ MOST_FEW_ROWS = 8
 LEAST_HOPPER_ROWS = {torch.int8: 65, torch.float8_e4m3fn: 33}
 LEAST_FP8_CAPABILITY = 89
 WITH_WGMMA = "hopper_rows"
-SMALLER = 32
-"""What codes are divided by in fp16: all stay exact; a result is infinite only where a row's weights sum up to thousands."""
 
 
 def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool, *, gated_inputs: bool = False) -> bool:
@@ -64,10 +63,12 @@ def multiplies(packed: Tensor, codes: torch.dtype, capability: int) -> bool:
 def in_sixteen_bits(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype, *, gated_inputs: bool = False
 ) -> Tensor:
-    """In fp16, three bits more than bf16's, since the result is rounded once more, to x's type, when it is brought to scale."""
-    made, x_scale = quantise.quantise_rows(x, codes, gated=gated_inputs)
-    product = low_bit.low_bit_linear(made.half().div_(SMALLER), packed, scale, zero)
-    return torch.mul(product, (SMALLER * x_scale)[:, None], out=torch.empty_like(product, dtype=x.dtype))
+    """In fp16, three bits more than bf16's, since the result is rounded once more, to x's type, when it is brought to scale. It
+    is infinite only where a row's weights sum up to tens of thousands.
+    """
+    made, x_scale = quantise.quantise_rows(x, codes, gated=gated_inputs, halves=True)
+    product = low_bit_linear(made, packed, scale, zero, tiled=True)
+    return torch.mul(product, x_scale[:, None], out=torch.empty_like(product, dtype=x.dtype))
 
 
 def formats_of(
