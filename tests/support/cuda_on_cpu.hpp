@@ -133,6 +133,8 @@ template <int BYTES> static void copy_async(void* to, const void* from, bool val
   aligned(to, BYTES), aligned(from, BYTES);
   valid ? memcpy(to, from, BYTES) : memset(to, 0, BYTES);
 }
+template <class T> static void made(T*&) {}
+static u16 load_number_early(const u16* from) { return *from; }
 static uint2 load_pair_early(const void* from) { aligned(from, 8); return *(const uint2*)from; }
 static uint4 load_early(const void* from) { aligned(from, 16); return *(const uint4*)from; }
 static u32 atomicInc(u32* counter, u32 last) { const u32 before = *counter; *counter = before >= last ? 0 : before + 1; return before; }

@@ -9,6 +9,7 @@ import torch
 from tests.kernels.low_bit_linear.test_cuda import CARDS, needs_nvrtc, resources
 from tests.kernels.test_early_start import WRITES, before_wait, parameters_read
 from tests.kernels.test_gpu import agree, poisoned  # noqa: F401
+from tests.support.sass import loads_before_wait
 from torch import Tensor
 
 from headrace.kernels import nvrtc
@@ -33,11 +34,14 @@ def test_compiles_for_its_card(card: Card, dtype: torch.dtype, tmp_path: Path) -
 
 
 @needs_nvrtc
-def test_waits_before_it_touches_what_others_write() -> None:
-    ptx = nvrtc.compiled(cuda.source(), cuda.macros(torch.bfloat16, *SHAPES[0], 90), "compute_90").decode()
-    found = before_wait(ptx)
+def test_waits_before_it_touches_what_others_write(tmp_path: Path) -> None:
+    """Nor does the driver's compiler put a load before the wait that PTX has behind it."""
+    macros = cuda.macros(torch.bfloat16, *SHAPES[0], 90)
+    found = before_wait(nvrtc.compiled(cuda.source(), macros, "compute_90").decode())
     assert not [name for name, _ in found if WRITES.match(name)]
     assert parameters_read(found) & set(range(POINTERS)) == READ_EARLY
+    loads = sum(name.startswith("ld.global") for name, _ in found)
+    assert loads_before_wait(nvrtc.compiled(cuda.source(), macros, "sm_90"), tmp_path) <= loads
 
 
 def weights(key_heads: int, heads: int, taps: int, dtype: torch.dtype) -> MixWeights:

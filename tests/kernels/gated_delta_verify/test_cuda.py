@@ -14,6 +14,7 @@ from tests.kernels.low_bit_linear.test_cuda import CARDS, needs_nvrtc, resources
 from tests.kernels.test_early_start import WRITES, before_wait, parameters_read
 from tests.kernels.test_gated_delta_verify import check_bits
 from tests.kernels.test_gpu import agree, poisoned  # noqa: F401
+from tests.support.sass import loads_before_wait
 from tests.support.triton_kernels import moved, widened
 from torch import Tensor
 
@@ -81,13 +82,16 @@ def code(name: str, macros: dict[str, int], capability: int) -> bytes:
 
 @needs_nvrtc
 @pytest.mark.parametrize("name", ["verify", "fold"])
-def test_waits_before_it_touches_what_others_write(name: str) -> None:
+def test_waits_before_it_touches_what_others_write(name: str, tmp_path: Path) -> None:
+    """Nor does the driver's compiler put a load before the wait that PTX has behind it."""
     layer = memory(TYPES[0], SHAPES[0])
     for form in forms(Layer.of(*layer), CARDS[2]) if name == "verify" else (None,):
         macros = cuda.verify_macros(*layer, form) if form else cuda.fold_macros(*layer)
         found = before_wait(nvrtc.compiled(cuda.source(name), macros, "compute_90").decode())
         assert not [instruction for instruction, _ in found if WRITES.match(instruction)]
         assert parameters_read(found) & set(range(POINTERS)) == (READ_EARLY | GUESSED_EARLY if form else set())
+        loads = sum(instruction.startswith("ld.global") for instruction, _ in found)
+        assert loads_before_wait(code(name, macros, 90), tmp_path) <= loads
 
 
 def test_heads_are_together_where_many_blocks_come_one_after_the_other_and_fit() -> None:

@@ -65,7 +65,7 @@ class OnCpu:
 @pytest.mark.parametrize(("case", "form", "dtype", "state"), [
     (CASE, Form(1, 2, 16, extra=0), torch.bfloat16, torch.float16),
     (CASE, Form(3, 1, 16, extra=0), torch.float16, torch.float32),
-    (SHORT, Form(1, 2, 8, extra=3), torch.bfloat16, torch.float16),
+    (SHORT, Form(1, 1, 8, extra=4), torch.bfloat16, torch.float16),
     (SHORT, Form(3, 2, 8, extra=0), torch.bfloat16, torch.float16),
 ], ids=str)
 def test_agrees_and_folds_to_the_same_bits(

@@ -29,7 +29,7 @@ ARRIVALS = 65_536
 RESERVED_BYTES = 1024
 """Of shared memory, by every block on Hopper and later."""
 
-EXTRA = 3
+EXTRA = 4
 """Warps that a block of one value head can give something to do: two matrices and the convolution's inputs."""
 
 _SPILLS_TOGETHER = (120,)
@@ -87,7 +87,7 @@ def shared_bytes(form: Form, layer: Layer) -> int:
     window = max(parts * (tokens + width - 1) * HEAD_DIM * 2, 2 * group * head)
     taps = max(parts * width * HEAD_DIM * 2, group * tokens * (tokens + 8) * 4)
     squares = 2 * tokens * (24 if tokens > 8 else 8) * 2
-    return vectors + window + taps + group * (head + squares + 3 * tokens * 4 + drafts * 4) + HEAD_DIM * 4 + 16
+    return vectors + window + taps + group * (squares + 3 * tokens * 4 + drafts * 4) + HEAD_DIM * 4 + 16
 
 
 def _layer_macros(tails: Tensor, states: Tensor, ring: Ring, form: Form) -> dict[str, int]:

@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) fold(
   Incoming rows;
   rows.load(lane_rows(states, from, heads.value));
   const Halves ring(from, parity[from]);
-  drafts.fetch<Copy>(ring_keys, ring_deltas, ring_decays, heads, ring.old_first, count);
+  drafts.copy(Drafts::Source(ring_keys, ring_deltas, ring_decays, heads, ring.old_first, count));
 
   const int line = threadIdx.x / VECTORS, part = line / (BEFORE ? BEFORE : 1), back = line % (BEFORE ? BEFORE : 1);
   const bool moves = BEFORE && (part == 2 || part < 2 && heads.is_first());

@@ -27,10 +27,20 @@ __device__ __forceinline__ void await_previous_kernel() {
 #endif
 }
 
-// Volatile, so that it is issued where it stands, long before its use.
+// Volatile, so that it is issued where it stands: long before its use, and not before the kernels before have finished.
 __device__ __forceinline__ uint4 load_early(const void* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ u16 load_number_early(const u16* from) {
+  u16 v;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load_pair_early(const void* from) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
   return v;
 }
 
@@ -45,6 +55,9 @@ __device__ __forceinline__ long long load_now(const long long* from) {
   asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
   return v;
 }
+
+// An address that is made here, and not where it is used.
+template <class T> __device__ __forceinline__ void made(T*& p) { asm volatile("" : "+l"(p)); }
 
 __device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 

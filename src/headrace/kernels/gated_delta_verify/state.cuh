@@ -180,40 +180,47 @@ struct State {
   }
 };
 
-// What is done about memory that a block needs: copy it to shared memory, or only call it to the second cache.
-struct Copy {
-  template <int BYTES> __device__ static void take(void* to, const void* from, bool there) { copy_async<BYTES>(to, from, there); }
-};
-struct Call {
-  template <int BYTES> __device__ static void take(void*, const void* from, bool there) {
-    if (there) prefetch(from);
-  }
-};
-
 // One half of a ring in shared memory, with zeros for what is not pending.
 struct Drafts {
   u16 keys[DRAFTS][PITCH];    // in fragment order
   u16 deltas[GROUP][DRAFTS][PITCH];
   float decays[GROUP][DRAFTS];
 
-  template <class Way> __device__ void fetch(
-      const u16* ring_keys, const u16* ring_deltas, const float* ring_decays, const Heads& heads, int first, int pending) {
-    constexpr int sets = LINES / DRAFTS;
+  // Where a thread's share of it lies in memory. there: whether it is pending.
+  struct Source {
+    const u16 *key, *delta;
+    const float* decay;
+    bool there;
+    __device__ Source(
+        const u16* ring_keys, const u16* ring_deltas, const float* ring_decays, const Heads& heads, int first, int pending) {
+      const int at = threadIdx.x % VECTORS * 8, draft = threadIdx.x / VECTORS % DRAFTS, from = draft < pending ? first + draft : first;
+      key = ring_keys + (long long)from * (KEY_HEADS * DIM) + (heads.key * DIM + at);
+      delta = ring_deltas + (long long)from * (VALUE_HEADS * DIM) + (heads.value * DIM + at);
+      decay = ring_decays + (long long)from * VALUE_HEADS + (heads.value + at / 8);
+      there = draft < pending;
+    }
+    // Calls it to the second cache.
+    __device__ void expect() const {
+      if (!there) return;
+      prefetch(key), prefetch(decay);
+#pragma unroll
+      for (int h = 0; h < GROUP; h++) prefetch(delta + h * DIM);
+    }
+  };
+
+  __device__ void copy(const Source& from) {
+    constexpr int sets = LINES / DRAFTS;  // of threads, one for each vector of the drafts of a head
     const int line = threadIdx.x / VECTORS, draft = line % DRAFTS, set = line / DRAFTS, at = threadIdx.x % VECTORS * 8;
-    const bool there = draft < pending;
-    const int from = there ? first + draft : first;
     if (set == 0) {
-      const u16* key = ring_keys + (long long)from * (KEY_HEADS * DIM) + (heads.key * DIM + at);
       u16* place = &keys[draft][place_of_pair(at / 2)];
 #pragma unroll
-      for (int pair = 0; pair < 4; pair++) Way::template take<4>(place + 8 * pair, key + 2 * pair, there);
+      for (int pair = 0; pair < 4; pair++) copy_async<4>(place + 8 * pair, from.key + 2 * pair, from.there);
     }
     if (set >= sets) return;
-    const u16* delta = ring_deltas + (long long)from * (VALUE_HEADS * DIM) + (heads.value * DIM + at);
 #pragma unroll
-    for (int h = sets - 1 - set; h < GROUP; h += sets) Way::template take<16>(&deltas[h][draft][at], delta + h * DIM, there);
-    const float* decay = ring_decays + (long long)from * VALUE_HEADS + (heads.value + at / 8);
-    if (set == sets - 1 && at < 8 * GROUP) Way::template take<4>(&decays[at / 8][draft], decay, there);
+    for (int h = 0; h < GROUP; h++)
+      if (set == sets - 1 - h % sets) copy_async<16>(&deltas[h][draft][at], from.delta + h * DIM, from.there);
+    if (set == sets - 1 && at < 8 * GROUP) copy_async<4>(&decays[at / 8][draft], from.decay, from.there);
   }
 
   // X of the block's head h after `pending` drafts.

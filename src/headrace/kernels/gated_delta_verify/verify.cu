@@ -27,7 +27,6 @@ struct __align__(16) Shared {
       float inverse[GROUP][TOKENS][8];       // of its two diagonal blocks
     };
   };
-  u16 gates[GROUP][TOKENS][DIM];           // of the outputs
   u16 solve[GROUP][TOKENS][SQUARE], within[GROUP][TOKENS][SQUARE];
   float sums[GROUP][TOKENS], past[GROUP][TOKENS];  // decay summed within the certain tokens or the drafts; its exponential
   float beta[GROUP][TOKENS];
@@ -42,21 +41,31 @@ struct Rows {
   const long long* slots;
   const int *offsets, *certain, *pending, *parity;
   int slot_count, token_count;
+
+  __device__ int within_slots(long long slot) const { return (int)min(max(slot, 0LL), slot_count - 1LL); }
+  __device__ int slot() const { return within_slots(load_now(slots + blockIdx.y)); }
 };
 
 __device__ __forceinline__ int within(int x, int most) { return min(max(x, 0), most); }
 
+// What is said of a row; its drafts and half, of the slot that it is likely to have.
+struct Saying {
+  long long slot;
+  int begin, end, certain, pending, parity;
+  __device__ Saying(const Rows& of, int likely)
+      : slot(load_now(of.slots + blockIdx.y)), begin(load_now(of.offsets + blockIdx.y)), end(load_now(of.offsets + blockIdx.y + 1)),
+        certain(load_now(of.certain + blockIdx.y)), pending(load_now(of.pending + likely)), parity(load_now(of.parity + likely)) {}
+};
+
 // The row of a block. Looked up while the kernels before still run it may be any, though none beyond memory.
 struct Row {
   int slot, first, count, sure, waiting, half;  // waiting: drafts; half: of the ring, that they lie in
-  __device__ Row(const Rows& of) {
-    const long long named = load_now(of.slots + blockIdx.y);
-    const int begin = load_now(of.offsets + blockIdx.y), end = load_now(of.offsets + blockIdx.y + 1);
-    const int certain = load_now(of.certain + blockIdx.y);
-    slot = (int)min(max(named, 0LL), of.slot_count - 1LL);
-    waiting = within(load_now(of.pending + slot), DEPTH), half = load_now(of.parity + slot) & 1;
-    first = within(begin, of.token_count), count = within(end - begin, min(of.token_count - first, TOKENS));
-    sure = within(certain, count);
+
+  __device__ Row(const Rows& of) : Row(of, Saying(of, of.slot())) {}
+  __device__ Row(const Rows& of, const Saying& said) {
+    slot = of.within_slots(said.slot), waiting = within(said.pending, DEPTH), half = said.parity & 1;
+    first = within(said.begin, of.token_count);
+    count = within(said.end - said.begin, min(of.token_count - first, TOKENS)), sure = within(said.certain, count);
   }
   __device__ bool operator!=(const Row& o) const {
     return slot != o.slot || first != o.first || count != o.count || sure != o.sure || waiting != o.waiting || half != o.half;
@@ -78,38 +87,55 @@ __device__ __forceinline__ float log_decay(float x, float rate) {  // -rate soft
   return -rate * (x > 20.0f ? x : soft);
 }
 
-// Channels of q, k, the heads' v, and their gates behind those.
-__device__ __forceinline__ int input_channel(const Heads& heads, int part) {
-  return part < PARTS ? heads.channel(part) : CHANNELS + (heads.value + part - PARTS) * DIM;
-}
-
 __device__ __forceinline__ void fetch_weights(Shared& s, const u16* conv, const float* norm, const Heads& heads, const Thread& me) {
   for (int line = me.line; line < PARTS * WIDTH; line += LINES)
     copy_async<16>(&s.taps[0][line][me.at], conv + line % WIDTH * CHANNELS + (heads.channel(line / WIDTH) + me.at));
   if (threadIdx.x < DIM / 4) copy_async<16>(&s.norm[4 * threadIdx.x], norm + 4 * threadIdx.x);
 }
 
-__device__ __forceinline__ void fetch_tokens(
-    Shared& s, const u16* qkvz, int stride, const Heads& heads, const Row& row, const Thread& me) {
-  constexpr int parts = PARTS + GROUP, together = LINES / parts;  // tokens at a time
-  const int part = me.line % parts;
-  if (me.line >= together * parts) return;
-  u16* to = part < PARTS ? &s.window[part][BEFORE][me.at] : &s.gates[part - PARTS][0][me.at];
-  const u16* from = qkvz + (long long)row.first * stride + (input_channel(heads, part) + me.at);
+__device__ __forceinline__ void fetch_tokens(Shared& s, const u16* from, int stride, int count, const Thread& me) {
+  constexpr int together = LINES / PARTS;  // tokens at a time
+  if (me.line >= together * PARTS) return;
+  u16* to = &s.window[me.line % PARTS][BEFORE][me.at];
+  to += me.line / PARTS * DIM;
 #pragma unroll 1
-  for (int t = me.line / parts; t < row.count; t += together) copy_async<16>(to + t * DIM, from + (long long)t * stride);
+  for (int t = me.line / PARTS; t < count; t += together, to += together * DIM, from += together * stride) copy_async<16>(to, from);
 }
 
-// Inputs before the row: pending drafts', and the tail's before those.
-template <class Way> __device__ __forceinline__ void fetch_past(
-    Shared& s, const u16* tails, const u16* ring_inputs, const Heads& heads, const Row& row, const Thread& me, int old_first) {
-  for (int line = me.line; line < PARTS * BEFORE; line += LINES) {
-    const int part = line / (BEFORE ? BEFORE : 1), back = line - part * BEFORE, draft = row.waiting - BEFORE + back;
-    const u16* from = draft >= 0 ? ring_inputs + (long long)(old_first + draft) * CHANNELS
-                                 : tails + (long long)(row.slot * BEFORE + draft + BEFORE) * CHANNELS;
-    Way::template take<16>(&s.window[part][back][me.at], from + (heads.channel(part) + me.at), true);
+// Where a thread's share of the inputs before a row lies: pending drafts', and the tail's before those.
+struct Past {
+  static constexpr int rounds = (PARTS * BEFORE + LINES - 1) / LINES;
+  const u16* from[rounds + 1];
+  __device__ Past(const u16* tails, const u16* ring_inputs, const Heads& heads, const Row& row, const Thread& me, int old_first) {
+#pragma unroll
+    for (int i = 0; i < rounds; i++) {
+      const int line = me.line + i * LINES, part = line / (BEFORE ? BEFORE : 1), draft = row.waiting - BEFORE + line - part * BEFORE;
+      from[i] = (draft >= 0 ? ring_inputs + (long long)(old_first + draft) * CHANNELS
+                            : tails + (long long)(row.slot * BEFORE + draft + BEFORE) * CHANNELS) + (heads.channel(part) + me.at);
+    }
   }
-}
+  __device__ void expect(const Thread& me) const {
+#pragma unroll
+    for (int i = 0; i < rounds; i++)
+      if (me.line + i * LINES < PARTS * BEFORE) prefetch(from[i]);
+  }
+  __device__ void copy(Shared& s, const Thread& me) const {
+#pragma unroll
+    for (int i = 0; i < rounds; i++) {
+      const int line = me.line + i * LINES, part = line / (BEFORE ? BEFORE : 1);
+      if (line < PARTS * BEFORE) copy_async<16>(&s.window[part][line - part * BEFORE][me.at], from[i]);
+    }
+  }
+};
+
+// What a thread reads of a row: its state's rows, its first token of one part, its token's decay and learning rate, and the rest.
+struct Share {
+  Element* state;
+  const u16 *tokens, *gates;
+  Past past;
+  Drafts::Source drafts;
+  __device__ void make() { made(state), made(tokens), made(gates), made(past.from[0]), made(drafts.key), made(drafts.delta), made(drafts.decay); }
+};
 
 // silu of the convolution at a token of one part, a lane's four channels.
 __device__ __forceinline__ void convolve(const Shared& s, int part, int token, int lane, float (&y)[4]) {
@@ -391,10 +417,22 @@ struct Chunk {
   }
 };
 
+// A lane's gates of the outputs that its warp norms: token warp + i WARPS of each head.
+struct Gates {
+  uint2 of[HALVES][GROUP];
+  __device__ void load(const u16* qkvz, int stride, int first, int count, int head, const Thread& me) {
+    const u16* from = qkvz + (long long)(first + me.warp) * stride + (CHANNELS + head * DIM + 4 * me.lane);
+#pragma unroll
+    for (int i = 0; i < HALVES; i++)
+#pragma unroll
+      for (int h = 0; h < GROUP; h++)
+        if (me.warp + i * WARPS < count) of[i][h] = load_pair_early(from + (long long)(i * WARPS) * stride + h * DIM);
+  }
+};
+
 // A lane's four values of a token of head h.
-__device__ __forceinline__ uint2 normed(const Shared& s, int h, int t, int lane, float eps) {
+__device__ __forceinline__ uint2 normed(const Shared& s, int h, int t, int lane, uint2 gate, float eps) {
   const float4 v = *(const float4*)&s.outputs[h][t][4 * lane], scale = *(const float4*)&s.norm[4 * lane];
-  const uint2 gate = *(const uint2*)&s.gates[h][t][4 * lane];
   const float o[4] = {v.x, v.y, v.z, v.w};
   const float factor = rsqrtf(warp_sum(square_sum(o)) / DIM + eps);
   const float a = low_number(gate.x), b = high_number(gate.x), c = low_number(gate.y), d = high_number(gate.y);
@@ -403,7 +441,7 @@ __device__ __forceinline__ uint2 normed(const Shared& s, int h, int t, int lane,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
-    const u16* __restrict__ qkvz, const u16* __restrict__ ab, const u16* __restrict__ conv, const float* __restrict__ a_log,
+    const u16* qkvz, const u16* ab, const u16* __restrict__ conv, const float* __restrict__ a_log,
     const float* __restrict__ dt_bias, const float* __restrict__ norm, u16* tails, void* states, const long long* slots,
     const int* offsets, const int* certain, const int* pending, const int* parity, u16* ring_keys, u16* ring_deltas,
     float* ring_decays, u16* ring_inputs, u16* out, int slot_count, int token_count, int x_stride, int ab_stride, float eps) {
@@ -417,36 +455,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
   const bool has_gates = gate_head < GROUP;
   const float rate = has_gates ? a_log[heads.value + gate_head] : 0.0f, bias = has_gates ? dt_bias[heads.value + gate_head] : 0.0f;
   const Rows looked_up_in{slots, offsets, certain, pending, parity, slot_count, token_count};
-  Row row(looked_up_in);
-  expect(states, row.slot, heads.value);
-  if (EXTRA) {
+  const auto share_of = [&](const Row& row) {
     const int old_first = Halves(row.slot, row.half).old_first;
-    fetch_past<Call>(s, tails, ring_inputs, heads, row, me, old_first);
-    s.pending.fetch<Call>(ring_keys, ring_deltas, ring_decays, heads, old_first, row.waiting);
-  }
+    return Share{
+        lane_rows(states, row.slot, heads.value),
+        qkvz + (long long)(row.first + me.line / PARTS) * x_stride + (heads.channel(me.line % PARTS) + me.at),
+        ab + (long long)(row.first + me.lane) * ab_stride + (heads.value + gate_head),
+        Past(tails, ring_inputs, heads, row, me, old_first),
+        Drafts::Source(ring_keys, ring_deltas, ring_decays, heads, old_first, row.waiting),
+    };
+  };
+  Row row(looked_up_in);
+  Share share = share_of(row);
+  expect(states, row.slot, heads.value);
+  if (EXTRA) share.past.expect(me), share.drafts.expect(), share.make();
   await_previous_kernel();
 
   Incoming rows;
-  float a = 0.0f, b = 0.0f;
-#pragma unroll 1
-  for (;;) {  // once, but for a row that has changed since it was looked up
-    if (has_gates && me.lane < row.count) {
-      const u16* gates = ab + (long long)(row.first + me.lane) * ab_stride + (heads.value + gate_head);
-      a = low_number(gates[0]) + bias, b = low_number(gates[VALUE_HEADS]);
-    }
-    const int old_first = Halves(row.slot, row.half).old_first;
-    fetch_tokens(s, qkvz, x_stride, heads, row, me);
-    fetch_past<Copy>(s, tails, ring_inputs, heads, row, me, old_first);
-    s.pending.fetch<Copy>(ring_keys, ring_deltas, ring_decays, heads, old_first, row.waiting);
-    if (me.warp < STATE_WARPS) rows.load(lane_rows(states, row.slot, heads.value));  // behind what is needed sooner
-    const Row now(looked_up_in);
-    if (!(row != now)) break;
-    row = now;
+  Gates output_gates;
+  u16 a = 0, b = 0;  // as they are, since it would be waited for them at once
+  const auto take = [&]() {
+    if (has_gates && me.lane < row.count) a = load_number_early(share.gates), b = load_number_early(share.gates + VALUE_HEADS);
+    fetch_tokens(s, share.tokens, x_stride, row.count, me);
+    share.past.copy(s, me);
+    s.pending.copy(share.drafts);
+    if (me.warp < STATE_WARPS) rows.load(share.state);  // behind what is needed sooner
+    if (EXTRA) output_gates.load(qkvz, x_stride, row.first, row.count, heads.value, me);
+  };
+  const Saying said(looked_up_in, row.slot);
+  take();
+  if (row != Row(looked_up_in, said)) {  // it has changed since it was looked up
     await_copies();
+    row = Row(looked_up_in);
+    share = share_of(row);
+    take();
   }
-  Element* state = lane_rows(states, row.slot, heads.value);
+  Element* state = share.state;
   const Halves ring(row.slot, row.half);
-  if (has_gates) make_gates(s, heads, row, gate_head, me.lane, a, b, exponential(rate), ring_decays, ring.new_first);
+  if (has_gates)
+    make_gates(s, heads, row, gate_head, me.lane, low_number(a) + bias, low_number(b), exponential(rate), ring_decays, ring.new_first);
   await_copies();
   __syncthreads();
 
@@ -493,14 +540,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
       x = State(rows, zero);
     }
   }
+  if (!EXTRA) output_gates.load(qkvz, x_stride, s.first_token, row.count, heads.value, me);
   __syncthreads();
 
   const int values = heads.value * DIM + 4 * me.lane;
 #pragma unroll
-  for (int h = 0; h < GROUP; h++)
-#pragma unroll 1
-    for (int t = me.warp; t < row.count; t += WARPS) {
-      *(uint2*)(out + (long long)(s.first_token + t) * (VALUE_HEADS * DIM) + (values + h * DIM)) = normed(s, h, t, me.lane, eps);
+  for (int i = 0; i < HALVES; i++)
+#pragma unroll
+    for (int h = 0; h < GROUP; h++) {
+      const int t = me.warp + i * WARPS;
+      if (t >= row.count) break;
+      *(uint2*)(out + (long long)(s.first_token + t) * (VALUE_HEADS * DIM) + (values + h * DIM)) =
+          normed(s, h, t, me.lane, output_gates.of[i][h], eps);
       if (t >= row.sure)
         *(uint2*)(ring_deltas + (long long)(s.new_first + t - row.sure) * (VALUE_HEADS * DIM) + (values + h * DIM)) =
             *(const uint2*)&s.vectors[2 + h][t][4 * me.lane];
