@@ -1,7 +1,7 @@
 """Linear layers with 8-bit activations on a GPU: `PYTHONPATH=src:. python benchmarks/kernels/eight_bit_linear.py check table`.
 
 check: formats and numbers of rows on NaN-filled outputs, against the float32 reference on the same codes. table, rows: the
-whole operation (quantising and product) for both types of codes, beside low_bit_linear with 16-bit activations; weights of 4
+whole operation (quantising and product) on both types of codes and by 16-bit kernels, beside low_bit_linear alone; weights of 4
 bits in groups of 128, or of 8 bits with a scale a row. quantise: that part alone. library: cuBLAS's fp8 products with scales of
 128 inputs and of rows, weights already in fp8. ampere: the sm_86 form of int8 through the driver's compiler. A time is the
 median of graph replays over weights that do not fit the L2 cache together.
@@ -22,6 +22,7 @@ from benchmarks.kernels.low_bit_linear import SHAPES, Weight, copies_beyond_l2, 
 from torch import Tensor
 
 from headrace.kernels import cuda_function
+from headrace.kernels.card import card
 from headrace.kernels.eight_bit_linear import cuda, eight_bit_linear, reference
 from headrace.kernels.quantise_rows import cuda as quantise
 
@@ -57,16 +58,9 @@ def weights_of(outputs: int, inputs: int, group: int = 128) -> list[Weight]:
     return [first] + [make_weight(outputs, inputs, group) for _ in range(copies_beyond_l2(first.nbytes) - 1)]
 
 
-def whole(x: Tensor, weights: list[Weight], codes: torch.dtype) -> float:
+def whole(x: Tensor, weights: list[Weight], codes: torch.dtype, way: Callable[..., Tensor]) -> float:
     """Microseconds of quantising and product."""
-    calls = [partial(eight_bit_linear, x, w.packed, w.scale, w.zero, codes=codes, tiled=True) for w in weights]
-    return median_us(calls, 5)
-
-
-def through_sixteen(x: Tensor, weights: list[Weight]) -> float:
-    """The same by the 16-bit kernels."""
-    way = partial(cuda.in_sixteen_bits, codes=torch.float8_e4m3fn)
-    return median_us([partial(way, x, w.packed, w.scale, w.zero) for w in weights], 5)
+    return median_us([partial(way, x, w.packed, w.scale, w.zero, codes) for w in weights], 5)
 
 
 def table(group: int = 128) -> None:
@@ -74,8 +68,11 @@ def table(group: int = 128) -> None:
         weights = weights_of(outputs, inputs, group)
         for rows in ROWS:
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            found = {name: whole(x, weights, codes) for name, codes in CODES.items()}
-            found["fp8 through 16 bits"] = through_sixteen(x, weights)
+            found = {
+                name: whole(x, weights, codes, cuda.on_codes) for name, codes in CODES.items()
+                if cuda.multiplies(weights[0].packed, codes, card(x.device).capability)
+            }
+            found["fp8 in 16 bits"] = whole(x, weights, CODES["fp8"], cuda.in_sixteen_bits)
             found["16 bits"] = low_bit.ours_us(x, weights)
             floor = low_bit.floor_us(rows, outputs, inputs, weights[0].nbytes)
             line = "; ".join(f"{name} {_rate(us, rows, outputs, inputs)}" for name, us in found.items())
