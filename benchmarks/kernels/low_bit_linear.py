@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.card import card
-from headrace.kernels.low_bit_linear import cuda, low_bit_linear, reference, tile_forms
+from headrace.kernels.low_bit_linear import cuda, few, low_bit_linear, reference, tile_forms
 from headrace.kernels.low_bit_linear.forms import FewRows, ManyRows
 from headrace.kernels.low_bit_linear.tile_forms import HopperRows
 
@@ -320,7 +320,7 @@ def one() -> None:
 
 PARTS: dict[str, Callable[[], None]] = {
     "check": check,
-    "few": partial(sweep, "few", cuda.few_rows, (1, 2, 4, 8), few_forms),
+    "few": partial(sweep, "few", few.few_rows, (1, 2, 4, 8), few_forms),
     "many": partial(sweep, "many", cuda.many_rows, (16,), many_forms),
     "hopper": partial(sweep, "hopper", cuda.hopper_rows, (32, 64, 96, 128, 256, 1024), hopper_forms),
     "workspace": partial(sweep, "workspace", cuda.through_workspace, (512, 1024, 2048, 8192), workspaces),

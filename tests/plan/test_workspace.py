@@ -12,9 +12,8 @@ from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.kernels.card import Card
 from headrace.kernels.gated_delta_mix import prefill
 from headrace.kernels.gated_delta_rule.triton import choose_tiles
-from headrace.kernels.linear import cuda as linear_cuda
+from headrace.kernels.low_bit_linear import around, forms, tile_forms
 from headrace.kernels.low_bit_linear import cuda as low_bit_cuda
-from headrace.kernels.low_bit_linear import forms, tile_forms
 from headrace.kernels.paged_attention.triton import SPLIT_QUERIES as SPLIT_TOKENS
 from headrace.plan import workspace
 from headrace.plan.shapes import declared_model
@@ -68,7 +67,7 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert (workspace.UNIT_BYTES, workspace.HEAD_BYTES) == (prefill.UNIT_BYTES, prefill.HEAD_BYTES)
     assert (workspace.CHUNK_HEAD_DIM, workspace.CHUNK_GROUPS) == (prefill.HEAD_DIM, prefill.GROUPS)
     assert prefill.SIZE == workspace.PIECE_TOKENS
-    sums, blocks = linear_cuda.between_blocks()
+    sums, blocks = around.between_blocks()
     assert workspace.FEW_OUTPUTS_BYTES == 4 * (sums + blocks)
 
 

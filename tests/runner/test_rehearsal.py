@@ -34,11 +34,11 @@ def make_decoder(**formats: LowBit) -> Decoder:
     return decoder
 
 
-def test_an_outline_has_a_layer_of_each_kind() -> None:
+def test_an_outline_has_a_layer_of_each_kind_and_the_last() -> None:
     decoder = make_decoder()
-    assert [decoder.layers[0], decoder.layers[3]] == list(decoder.outline().layers) and len(decoder.layers) == 8
+    assert [decoder.layers[n] for n in (0, 3, 7)] == list(decoder.outline().layers) and len(decoder.layers) == 8
     mixed = make_decoder(**{"layers.5.mlp.down": LowBit(4, 32)})
-    assert [mixed.layers[n] for n in (0, 3, 5)] == list(mixed.outline().layers)
+    assert [mixed.layers[n] for n in (0, 3, 5, 7)] == list(mixed.outline().layers)
     assert mixed.outline().head is mixed.head
 
 
@@ -78,7 +78,8 @@ def test_a_rehearsal_steps_through_all_of_it(drafts: int, monkeypatch: pytest.Mo
     dtypes = Dtypes("float32", "float32", "float32")
     rehearsal.rehearse(SPEC, decoder, layout, dtypes, torch.device("cpu"), context=64, chunk_tokens=20)
     tokens_of_drafted = ((rows * (1 + drafts), MAX_TOKENS + (rows - 1) * (1 + drafts)) for rows in row_buckets(4) if drafts)
-    drafted = [(2, tokens) for pair in tokens_of_drafted for tokens in pair]
-    assert seen[:-3] == [*((2, sum(tokens)) for tokens in rehearsal.steps(4, 20)), *drafted]
+    layers = len(decoder.outline().layers)
+    drafted = [(layers, tokens) for pair in tokens_of_drafted for tokens in pair]
+    assert seen[:-3] == [*((layers, sum(tokens)) for tokens in rehearsal.steps(4, 20)), *drafted]
     assert seen[-3:] == [(8, 20), (8, 10), (8, 5)]
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headrace.kernels.paged_attention import paged_attention
 from headrace.kernels.qk_norm_rope_kv_write import HeadNorm, Heads, qk_norm_rope_kv_write
+from headrace.kernels.rms_norm import Activations
 from headrace.layers.linear import Linear
 from headrace.layers.norm import RmsNorm
 from headrace.layers.step import Step
@@ -14,7 +15,7 @@ from headrace.models.spec import AttentionSpec
 
 
 class Attention(nn.Module):
-    """x [T, hidden] -> [T, hidden]; keys and values of the step's tokens are written to the layer's pools.
+    """x [T, hidden] -> what `out` is to project, [T, heads * head_dim]; the step's keys and values go to the layer's pools.
 
     `qkv` holds the rows of q, k and v, one after the other. With a gate, the q rows are, head by head, head_dim of query
     and head_dim of gate, as checkpoints have them. index: of the layer, in the pools.
@@ -33,7 +34,7 @@ class Attention(nn.Module):
             self.q_norm = RmsNorm(spec.head_dim, eps=eps, offset=norm_offset, dtype=dtype, device=device)
             self.k_norm = RmsNorm(spec.head_dim, eps=eps, offset=norm_offset, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Activations, step: Step) -> Tensor:
         spec, pools, index = self.spec, step.pools, self.index
         keys, values, group = pools.keys[index], pools.values[index], pools.group_of[index]
         assert keys is not None and values is not None and group is not None
@@ -44,8 +45,10 @@ class Attention(nn.Module):
         )
         gate = self.heads.split(qkv)[3] if spec.gated else None
         y = paged_attention(q, keys, values, step.paged_rows[group], spec.head_dim**-0.5, *pools.scales(index), gate)
-        mixed: Tensor = self.out(y.flatten(1))
-        return mixed
+        return y.flatten(1)
+
+    def reads_pending(self) -> bool:
+        return self.qkv.reads_pending()
 
     def _norm(self) -> HeadNorm | None:
         if not self.spec.qk_norm:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from headrace.kernels.gated_delta_mix import MixWeights, gated_delta_mix
 from headrace.kernels.gated_delta_verify import fold, gated_delta_verify
 from headrace.kernels.precision import accumulation_dtype
+from headrace.kernels.rms_norm import Activations
 from headrace.layers.batch import Deferred
 from headrace.layers.linear import Linear, empty_parameter
 from headrace.layers.step import Step
@@ -15,7 +16,7 @@ from headrace.models.spec import GatedDeltaSpec
 
 
 class GatedDelta(nn.Module):
-    """x [T, hidden] -> [T, hidden]; the rows' states and convolution tails in the layer's pools move on.
+    """x [T, hidden] -> what `out` is to project, [T, values]; rows' states and convolution tails in the layer's pools move on.
 
     `qkvz` holds the rows of q, k, v (which the convolution mixes) and of the output gate z; `ab` those of the decay and of
     the learning rate. What steers the decay is kept in float32 or better. index: of the layer, in the pools.
@@ -37,17 +38,16 @@ class GatedDelta(nn.Module):
         self.dt_bias = empty_parameter((spec.value_heads,), wide, device)
         self.norm_weight = empty_parameter((spec.value_dim,), wide, device)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Activations, step: Step) -> Tensor:
         tails, states = step.pools.conv_tails[self.index], step.pools.states[self.index]
         assert tails is not None and states is not None
-        ab, deferred = self.ab(x), step.batch.deferred  # before qkvz, whose weights are on their way meanwhile
-        qkvz = self.qkvz(x)
-        if deferred is None:
-            mixed = gated_delta_mix(qkvz, ab, self._weights(), tails, states, step.batch.slots, step.rows)
-        else:
-            mixed = self._deferred(qkvz, ab, tails, states, step, deferred)
-        projected: Tensor = self.out(mixed)
-        return projected
+        (qkvz, ab), deferred = self.qkvz.beside(x, self.ab), step.batch.deferred
+        if deferred is not None:
+            return self._deferred(qkvz, ab, tails, states, step, deferred)
+        return gated_delta_mix(qkvz, ab, self._weights(), tails, states, step.batch.slots, step.rows)
+
+    def reads_pending(self) -> bool:
+        return self.qkvz.reads_pending(beside=self.ab)
 
     def _weights(self) -> MixWeights:
         return MixWeights(self.conv_weight, self.a_log, self.dt_bias, self.norm_weight, self.eps)

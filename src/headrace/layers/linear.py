@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm
 from headrace.kernels.silu_mul import silu_mul
 from headrace.quant import LinearFormat
 from headrace.quant.unquantized import Plain
@@ -39,11 +40,39 @@ class Linear(nn.Module):
         """To be called once, when the weights are there and before the layer is used."""
         self.prepared = self.format.prepare(self._weights(), self.inputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
         y = self.format.apply(self._weights(), x, prepared=self.prepared)
         return y if self.bias is None else y + self.bias
 
-    def gated(self, x: Tensor) -> Tensor:
+    def beside(self, x: Activations, other: Linear) -> tuple[Tensor, Tensor]:
+        """(self(x), other(x)), in one launch where that can be."""
+        weight = other.plain_weight
+        if self.bias is None and weight is not None:
+            found = self.format.apply_beside(self._weights(), x, weight, prepared=self.prepared)
+            if found is not None:
+                return found
+        second = other(x)  # first, since the weights of the larger are on their way meanwhile
+        return self(x), second
+
+    def with_norm(self, x: Tensor, residual: Tensor, norm: NormWeight) -> tuple[PendingNorm, Tensor] | None:
+        """(the norm of total, total) with total = residual + self(x); None where the norm is as well made apart."""
+        if self.bias is not None:
+            return None
+        return self.format.apply_norm(self._weights(), x, residual, norm, prepared=self.prepared)
+
+    def reads_pending(self, beside: Linear | None = None) -> bool:
+        """Whether a PendingNorm is read as fast as plain activations, by `beside` with that layer if there is one."""
+        if beside is None:
+            return self.format.reads_pending(prepared=self.prepared)
+        weight = beside.plain_weight
+        return weight is not None and self.bias is None and self.format.reads_pending(prepared=self.prepared, beside=weight)
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        """The matrix, where the layer has nothing else."""
+        return self._parameters["weight"] if isinstance(self.format, Plain) and self.bias is None else None
+
+    def gated(self, x: Activations) -> Tensor:
         """x [T, inputs] -> silu of the first half of the outputs times the other half, [T, outputs / 2]."""
         if self.bias is not None:
             return silu_mul(self(x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from headrace.cache.layout import cache_groups
 from headrace.kernels.linear import linear
 from headrace.kernels.precision import accumulation_dtype
+from headrace.kernels.rms_norm import Activations, finished
 from headrace.layers.arena import settle
 from headrace.layers.attention import Attention
 from headrace.layers.batch import Batch, Pools
@@ -64,13 +66,16 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.prepare()
+        for module in self.modules():
+            if isinstance(module, DecoderLayer):
+                module.tell_norms()
 
     def outline(self) -> Decoder:
-        """This decoder with one layer of each kind, the same modules: its passes launch every kernel that whole ones launch."""
+        """This decoder with one layer of each kind, and the last: its passes launch every kernel that whole ones launch."""
         kinds: dict[object, nn.Module] = {}
         for spec, layer in zip(self.spec.layers, self.layers, strict=True):
             formats = tuple(module.format for module in layer.modules() if isinstance(module, Linear))
-            kinds.setdefault((spec, formats), layer)
+            kinds.setdefault((spec, formats, layer is self.layers[-1]), layer)
         found = copy.copy(self)
         found._modules = self._modules | {"layers": nn.ModuleList(kinds.values())}
         return found
@@ -82,13 +87,11 @@ class Decoder(nn.Module):
         """
         hidden = self.embedding(batch.tokens)
         step = prepare_step(batch, pools, self.windows, self.frequencies, hidden)
-        delta: Tensor | None = None
-        *layers, last = self.layers
-        for layer in layers:
-            hidden, delta = layer(hidden, delta, step)
-        hidden, delta = last(hidden, delta, step, wanted)
-        assert delta is not None
-        return self.norm.add(delta, hidden)[0]
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        normed: Activations = layers[0].mixer_norm(hidden)
+        for layer, following in pairwise(layers):
+            normed, hidden = layer(normed, hidden, step, following.mixer_norm)
+        return finished(layers[-1](normed, hidden, step, self.norm, wanted)[0])
 
     def scores(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, vocab] in the model's type."""
@@ -102,7 +105,7 @@ class Decoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer. The residual sum travels as two parts, so that its addition can be fused with the next norm."""
+    """One layer, from a norm to the next: what adds to the residual sum also makes the norm of it that is read next."""
 
     def __init__(self, model: ModelSpec, spec: LayerSpec, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -116,18 +119,19 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RmsNorm(hidden, eps=eps, offset=offset, dtype=dtype, device=device)
         self.mlp = Mlp(spec.mlp, hidden, dtype=dtype, device=device)
 
+    def tell_norms(self) -> None:
+        """To be called when the linear layers are prepared: who reads each norm."""
+        self.mixer_norm.pending, self.mlp_norm.pending = self.mixer.reads_pending(), self.mlp.reads_pending()
+
     def forward(
-        self, hidden: Tensor, delta: Tensor | None, step: Step, wanted: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """hidden [T, hidden] and what is still to be added to it -> the same after this layer, of the wanted tokens."""
-        if delta is None:
-            normed = self.mixer_norm(hidden)
-        else:
-            normed, hidden = self.mixer_norm.add(delta, hidden)
+        self, normed: Activations, hidden: Tensor, step: Step, next_norm: RmsNorm, wanted: Tensor | None = None
+    ) -> tuple[Activations, Tensor]:
+        """hidden [T, hidden] and mixer_norm of it -> next_norm of hidden after this layer, and that, of the wanted tokens."""
         mixed = self.mixer(normed, step)
         if wanted is not None:
             mixed, hidden = mixed[wanted], hidden[wanted]
             if not len(wanted):
-                return hidden, mixed
-        normed, hidden = self.mlp_norm.add(mixed, hidden)
-        return hidden, self.mlp(normed)
+                return hidden, hidden
+        normed, hidden = self.mlp_norm.behind(self.mixer.out, mixed, hidden)
+        layer: tuple[Activations, Tensor] = self.mlp(normed, hidden, next_norm)
+        return layer

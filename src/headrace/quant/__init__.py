@@ -16,6 +16,8 @@ from headrace.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm
+
 FORMATS = Registry("headrace.quant")
 
 Stored = tuple[tuple[int, ...], str | None]
@@ -31,10 +33,23 @@ class LinearFormat(Protocol):
     def prepare(self, parameters: Mapping[str, Tensor], inputs: int) -> bool:
         """Bring loaded parameters in place into the order that the device's kernels read; whether that was done."""
 
-    def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+    def apply(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         """x [T, inputs] -> x W^T, [T, outputs]."""
 
-    def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+    def apply_beside(
+        self, parameters: Mapping[str, Tensor], x: Activations, weight: Tensor, *, prepared: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """(x W^T, x weight^T) for a plain weight of few outputs; None where that is no less work than one after the other."""
+
+    def apply_norm(
+        self, parameters: Mapping[str, Tensor], x: Tensor, residual: Tensor, norm: NormWeight, *, prepared: bool
+    ) -> tuple[PendingNorm, Tensor] | None:
+        """(the norm of total, total) with total = residual + x W^T; None where a norm apart is no more work."""
+
+    def reads_pending(self, *, prepared: bool, beside: Tensor | None = None) -> bool:
+        """Whether a PendingNorm is no more work than plain activations: for apply, or apply_beside with this weight."""
+
+    def apply_gated(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         """x [T, inputs] -> silu of the first half of x W^T times the other half, [T, outputs / 2]."""
 
     @property

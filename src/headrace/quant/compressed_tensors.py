@@ -22,6 +22,8 @@ from headrace.models.spec import Weight, WeightMap
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm
+
 _FORMATS = ("pack-quantized", "int-quantized")
 _ACTIVATIONS = {"int": "int8", "float": "float8_e4m3fn"}
 _SCALE_TYPES = {"F16": "float16", "BF16": "bfloat16"}  # others become the model's type
@@ -205,14 +207,40 @@ class LowBit:
         tile_(packed, scale, zero)
         return True
 
-    def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+    def apply(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         from headrace.kernels.low_bit_linear import low_bit_linear
+        from headrace.kernels.rms_norm import finished
 
         if self.activations is None:
             return low_bit_linear(x, *_parameters(parameters), tiled=prepared)
-        return self._on_codes(parameters, x, prepared=prepared, gated_inputs=False)
+        return self._on_codes(parameters, finished(x), prepared=prepared, gated_inputs=False)
 
-    def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+    def apply_beside(
+        self, parameters: Mapping[str, Tensor], x: Activations, weight: Tensor, *, prepared: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        from headrace.kernels.low_bit_linear import goes_beside, low_bit_linear_beside
+
+        packed, scale, zero = _parameters(parameters)
+        if self.activations is not None or not goes_beside(x, packed, scale, weight, tiled=prepared):
+            return None
+        return low_bit_linear_beside(x, packed, scale, zero, weight, tiled=prepared)
+
+    def apply_norm(
+        self, parameters: Mapping[str, Tensor], x: Tensor, residual: Tensor, norm: NormWeight, *, prepared: bool
+    ) -> tuple[PendingNorm, Tensor] | None:
+        from headrace.kernels.low_bit_linear import folds_norms, low_bit_linear_norm
+
+        packed, scale, zero = _parameters(parameters)
+        if self.activations is not None or not folds_norms(x, packed, scale, tiled=prepared):
+            return None
+        return low_bit_linear_norm(x, packed, scale, zero, residual, norm, tiled=prepared)
+
+    def reads_pending(self, *, prepared: bool, beside: Tensor | None = None) -> bool:
+        from headrace.kernels.low_bit_linear import fits_beside
+
+        return prepared and self.activations is None and (beside is None or fits_beside(beside))
+
+    def apply_gated(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         from headrace.kernels.low_bit_linear import low_bit_linear
         from headrace.kernels.silu_mul import silu_mul
 

@@ -12,6 +12,8 @@ from headrace.models.spec import WeightMap
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm
+
 
 def detect(config: Mapping[str, Any]) -> bool:
     return not quant.quantization(config)
@@ -37,12 +39,26 @@ class Plain:
     def prepare(self, parameters: Mapping[str, Tensor], inputs: int) -> bool:
         return False
 
-    def apply(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+    def apply(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         from headrace.kernels.linear import linear  # here, since a checkpoint's format is told without torch
+        from headrace.kernels.rms_norm import finished
 
-        return linear(x, parameters["weight"])
+        return linear(finished(x), parameters["weight"])
 
-    def apply_gated(self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool) -> Tensor:
+    def apply_beside(
+        self, parameters: Mapping[str, Tensor], x: Activations, weight: Tensor, *, prepared: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        return None
+
+    def apply_norm(
+        self, parameters: Mapping[str, Tensor], x: Tensor, residual: Tensor, norm: NormWeight, *, prepared: bool
+    ) -> tuple[PendingNorm, Tensor] | None:
+        return None
+
+    def reads_pending(self, *, prepared: bool, beside: Tensor | None = None) -> bool:
+        return False
+
+    def apply_gated(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         from headrace.kernels.silu_mul import silu_mul
 
         return silu_mul(self.apply(parameters, x, prepared=prepared))

@@ -11,6 +11,8 @@ from tests.kernels.test_gpu import agree, poisoned  # noqa: F401
 
 from headrace.kernels import nvrtc
 from headrace.kernels.linear import cuda, linear
+from headrace.kernels.low_bit_linear.around import MOST_PARTS, parts_of
+from headrace.kernels.low_bit_linear.forms import few_outputs_bytes
 from headrace.kernels.variant import SHARED_BYTES, TARGETS
 
 
@@ -21,11 +23,11 @@ from headrace.kernels.variant import SHARED_BYTES, TARGETS
 def test_it_compiles_for_every_card(target: int, bf16: bool, x_rows: int, tmp_path: Path) -> None:
     stack, static = resources(nvrtc.compiled(cuda.source(), cuda.macros(bf16, x_rows), f"sm_{target}"), tmp_path)
     assert stack == 0
-    assert cuda.shared_bytes(x_rows) + static <= SHARED_BYTES[target]
+    assert few_outputs_bytes(cuda.WARPS, x_rows) + static <= SHARED_BYTES[target]
 
 
 def test_every_part_of_the_inputs_has_its_chunks() -> None:
-    assert [cuda.parts_of(inputs) for inputs in (128, 1024, 1152, 5120, 2**20)] == [1, 1, 2, 5, 8]
+    assert [parts_of(inputs, cuda.WARPS, MOST_PARTS) for inputs in (128, 1024, 1152, 5120, 2**20)] == [1, 1, 2, 5, 8]
 
 
 @pytest.mark.gpu

@@ -14,9 +14,9 @@ import torch
 from tests.kernels.test_gpu import agree, poisoned  # noqa: F401
 from tests.support.triton_kernels import moved, widened
 
-from headrace.kernels import nvrtc, silu_mul
+from headrace.kernels import KERNELS, nvrtc, silu_mul
 from headrace.kernels.card import Card
-from headrace.kernels.low_bit_linear import cases, cuda, forms, low_bit_linear, reference, tile_forms
+from headrace.kernels.low_bit_linear import cases, cuda, few, forms, low_bit_linear, reference, tile_forms
 from headrace.kernels.low_bit_linear.layout import tile_
 from headrace.kernels.variant import SHARED_BYTES
 
@@ -32,6 +32,7 @@ FORMATS = {
     "fp16 8 bits": {"BF16": 0, "SCALE_BF16": 0, "BITS": 8, "GROUP": 0, "ZEROS": 0},
     "fp16 g128 bf16 scales": {"BF16": 0, "SCALE_BF16": 1, "BITS": 4, "GROUP": 128, "ZEROS": 0},
 }
+PLAIN = [case for case in cases.CASES if not (case.pending or case.beside or case.norm)]
 Build = tuple[str, str, tuple[tuple[str, int], ...], int]  # kernel, source, macros, dynamic shared bytes
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC (package nvidia-cuda-nvrtc)")
 
@@ -45,10 +46,17 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
         yield build(name, cuda.source(name), 0)
     for outputs, inputs in SHAPES:
         for rows in (1, 2, 4, 8):
-            for gated in (False, True):
-                few, x_rows = forms.few_rows_form(rows, outputs, inputs, formats, card, gated=gated), forms.x_rows_of(rows)
-                macros = cuda.few_macros(few, x_rows, gated)
-                yield build("few_rows", cuda.source("few_rows"), few.shared_bytes(formats, x_rows), **macros)
+            for gated, normed, added, beside in (
+                (False, False, False, False), (True, False, False, False), (True, True, False, False),
+                (False, True, False, True), (False, False, True, False),
+            ):
+                form, x_rows = forms.few_rows_form(rows, outputs, inputs, formats, card, gated=gated), forms.x_rows_of(rows)
+                shared = max(form.shared_bytes(formats, x_rows), forms.few_outputs_bytes(form.warps, 8) * beside)
+                resident = form.resident(formats, shared, card)
+                macros = few.few_macros(
+                    form, x_rows, gated, resident=resident, normed=normed, added=added, beside=beside
+                )
+                yield build("few_rows", cuda.source("few_rows"), shared, **macros)
         many = forms.many_rows_form(16, outputs, inputs, formats, card)
         yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), **cuda.many_macros(many))
         for rows in (17, 64, 80, 128, 256, 300, 1024):
@@ -130,17 +138,17 @@ def test_tiling_is_reversible(case: cases.Case) -> None:
 @pytest.mark.parametrize("case", [case for case in cases.CASES if case.tiled], ids=lambda case: case.name)
 def test_cases_on_a_gpu(case: cases.Case, dtype: torch.dtype, poisoned: None) -> None:  # noqa: F811
     given = cases.inputs(case, dtype)
-    expected = reference.low_bit_linear(**widened(given) | {"scale": given["scale"]})
-    agree((low_bit_linear(**moved(given, "cuda")),), (expected,), dtype)
+    expected = cases.run(reference, widened(given) | {"scale": given["scale"]})
+    agree(cases.run(KERNELS["low_bit_linear"], moved(given, "cuda")), expected, dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", ["many_rows", "ampere_rows", "through_workspace"])
-@pytest.mark.parametrize("case", [case for case in cases.CASES if case.tiled and case.rows > 8], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in PLAIN if case.tiled and case.rows > 8], ids=lambda case: case.name)
 def test_ways_of_other_cards_on_a_gpu(case: cases.Case, way: str, poisoned: None) -> None:  # noqa: F811
     """Each way for many rows, whichever this card prefers; they write into memory that they are given."""
     given = cases.inputs(case, torch.bfloat16) | {"gated": False}
-    expected = reference.low_bit_linear(**widened(given) | {"scale": given["scale"]})
+    (expected,) = cases.run(reference, widened(given) | {"scale": given["scale"]})
     x, packed, scale, zero = (moved(given, "cuda")[name] for name in ("x", "packed", "scale", "zero"))
     y = x.new_empty(case.rows, case.outputs)
     getattr(cuda, way)(x, packed, scale, zero, y)

@@ -28,7 +28,7 @@ class Case:
 
 
 _CODES = (torch.int8, torch.float8_e4m3fn)
-_WEIGHTS = tuple(weight for weight in low_bit.CASES if not weight.gated)
+_WEIGHTS = tuple(weight for weight in low_bit.CASES if not (weight.gated or weight.pending or weight.beside or weight.norm))
 _GATED = ("odd-outputs", "no-rows", "few-rows-zeros-tiled", "many-rows-tiled", "eight-bits-tiled")
 CASES = (
     *(Case(weight, codes) for weight in _WEIGHTS for codes in _CODES),

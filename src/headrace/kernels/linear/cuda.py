@@ -16,12 +16,18 @@ from headrace.kernels import nvrtc
 from headrace.kernels.card import card
 from headrace.kernels.cuda_function import CudaFunction
 from headrace.kernels.low_bit_linear import cuda as low_bit
+from headrace.kernels.low_bit_linear.around import (
+    MOST_OUTPUTS,
+    MOST_PARTS,
+    MOST_ROWS,
+    few_outputs_between,
+    parts_of,
+    x_rows_of,
+)
+from headrace.kernels.low_bit_linear.forms import few_outputs_bytes
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 
-MOST_OUTPUTS, MOST_ROWS = 256, 64
 WARPS = 8
-_MOST_PARTS = 8
-_STAGE_BYTES_OF_A_ROW = 2 * INPUTS
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
@@ -41,51 +47,24 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     index = torch.cuda.current_device() if x.device.index is None else x.device.index
     x_rows = x_rows_of(rows)
     kernel = _function(x.dtype == torch.bfloat16, x_rows, index, card(x.device).capability)
-    grid = outputs // ROWS, parts_of(inputs), -(-rows // x_rows)
-    kernel(grid, weight, x, y, *_between_blocks(index), rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
+    grid = outputs // ROWS, parts_of(inputs, WARPS, MOST_PARTS), -(-rows // x_rows)
+    kernel(grid, weight, x, y, *few_outputs_between(index), rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
     return y
 
 
-def x_rows_of(rows: int) -> int:
-    """Rows of x of a block."""
-    return 8 if rows <= 8 else 16
-
-
-def parts_of(inputs: int) -> int:
-    """Parts that the inputs are cut into: of a chunk for each warp, if they are not too many."""
-    return min(_MOST_PARTS, -(-inputs // (INPUTS * WARPS)))
-
-
 def macros(bf16: bool, x_rows: int) -> dict[str, int]:
-    return {"BF16": int(bf16), "SCALE_BF16": 0, "BITS": 16, "GROUP": 0, "ZEROS": 0, "WARPS": WARPS, "X_ROWS": x_rows}
-
-
-def shared_bytes(x_rows: int) -> int:
-    return WARPS * (ROWS + x_rows) * _STAGE_BYTES_OF_A_ROW
+    formats = {"BF16": int(bf16), "SCALE_BF16": 0, "BITS": 16, "GROUP": 0, "ZEROS": 0}
+    return formats | {"WARPS": WARPS, "X_ROWS": x_rows, "NORMED": 0}
 
 
 @cache
 def source() -> str:
-    prelude = Path(low_bit.__file__).parent / "prelude.cuh"
-    return prelude.read_text() + (Path(__file__).parent / "few_outputs.cu").read_text()
+    shared = Path(low_bit.__file__).parent
+    files = shared / "prelude.cuh", shared / "few_outputs.cuh", Path(__file__).parent / "few_outputs.cu"
+    return "".join(file.read_text() for file in files)
 
 
 @cache
 def _function(bf16: bool, x_rows: int, device: int, capability: int) -> CudaFunction:
     code = partial(nvrtc.compiled, source(), macros(bf16, x_rows), f"sm_{capability}")
-    return CudaFunction(code, "few_outputs", 32 * WARPS, shared_bytes(x_rows), early=True)
-
-
-@cache
-def _between_blocks(device: int) -> tuple[Tensor, Tensor]:
-    """The sums that blocks leave for each other, and their flags, which are zero between kernels. For one stream at a time."""
-    sums, blocks = between_blocks()
-    return torch.empty(sums, dtype=torch.float32, device=f"cuda:{device}"), torch.zeros(
-        blocks, dtype=torch.int32, device=f"cuda:{device}"
-    )
-
-
-def between_blocks() -> tuple[int, int]:
-    """Numbers that blocks leave for each other at most, and such blocks."""
-    blocks = MOST_OUTPUTS // ROWS * MOST_ROWS // x_rows_of(MOST_ROWS) * (_MOST_PARTS - 1)
-    return blocks * ROWS * x_rows_of(MOST_ROWS), blocks
+    return CudaFunction(code, "few_outputs", 32 * WARPS, few_outputs_bytes(WARPS, x_rows), early=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from headrace.kernels.low_bit_linear import cuda, reference
+from headrace.kernels.low_bit_linear import cuda, few, reference
+from headrace.kernels.low_bit_linear.around import MOST_OUTPUTS
+from headrace.kernels.low_bit_linear.layout import ROWS
+from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, finished, values_of
 
 
 def low_bit_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False, gated: bool = False
+    x: Activations, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False, gated: bool = False
 ) -> Tensor:
     """x [T, I] times a weight [O, I] of few bits -> x W^T, [T, O] in x's type.
 
@@ -20,6 +24,46 @@ def low_bit_linear(
     kernels.silu_mul of the product, [T, O / 2]; between the two the product is rounded to x's type, or kept in float32 where
     one kernel does both.
     """
-    if cuda.suits(x, packed, scale, tiled):
-        return cuda.low_bit_linear(x, packed, scale, zero, gated=gated)
-    return reference.low_bit_linear(x, packed, scale, zero, tiled=tiled, gated=gated)
+    if not cuda.suits(values_of(x), packed, scale, tiled):
+        return reference.low_bit_linear(x, packed, scale, zero, tiled=tiled, gated=gated)
+    if len(x) <= cuda.MOST_FEW_ROWS:
+        return few.low_bit_linear(x, packed, scale, zero, gated=gated)
+    return cuda.low_bit_linear(finished(x), packed, scale, zero, gated=gated)
+
+
+def low_bit_linear_beside(
+    x: Activations, packed: Tensor, scale: Tensor, zero: Tensor | None, weight: Tensor, *, tiled: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(low_bit_linear(x, packed, scale, zero), x weight^T) for a plain weight [few, I]."""
+    if goes_beside(x, packed, scale, weight, tiled=tiled):
+        return few.low_bit_linear_beside(x, packed, scale, zero, weight)
+    return reference.low_bit_linear_beside(x, packed, scale, zero, weight, tiled=tiled)
+
+
+def goes_beside(x: Activations, packed: Tensor, scale: Tensor, weight: Tensor, *, tiled: bool) -> bool:
+    """Whether low_bit_linear_beside is one launch."""
+    values = values_of(x)
+    fits = len(x) <= cuda.MOST_FEW_ROWS and weight.dtype == values.dtype and fits_beside(weight)
+    return fits and cuda.suits(values, packed, scale, tiled)
+
+
+def fits_beside(weight: Tensor) -> bool:
+    """Whether a plain weight has a shape for low_bit_linear_beside's one launch."""
+    return len(weight) <= MOST_OUTPUTS and len(weight) % ROWS == 0 and weight.is_contiguous()
+
+
+def low_bit_linear_norm(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, residual: Tensor, norm: NormWeight, *, tiled: bool = False
+) -> tuple[PendingNorm, Tensor]:
+    """(the norm of total, total) with total = residual + low_bit_linear(x, packed, scale, zero), [T, O] as residual."""
+    if folds_norms(x, packed, scale, tiled=tiled):
+        return few.low_bit_linear_norm(x, packed, scale, zero, residual, norm)
+    return reference.low_bit_linear_norm(x, packed, scale, zero, residual, norm, tiled=tiled)
+
+
+def folds_norms(x: Tensor, packed: Tensor, scale: Tensor, *, tiled: bool) -> bool:
+    """Whether low_bit_linear_norm is one launch, and products of the norm that it begins cost none for the norm.
+
+    Not in fp16, where what a norm's factors are still to come to may be beyond the range.
+    """
+    return cuda.suits(x, packed, scale, tiled) and x.dtype == torch.bfloat16 and len(x) <= cuda.MOST_FEW_ROWS

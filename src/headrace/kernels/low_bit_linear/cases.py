@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.low_bit_linear.layout import tile_
+from headrace.kernels.rms_norm import NormWeight, PendingNorm
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """group 0: 8 bits with one scale a row."""
+    """group 0: 8 bits with one scale a row. pending: parts of the sums of a norm that x waits for. beside: outputs of a plain
+    weight beside. norm: with a residual and its norm.
+    """
 
     name: str
     rows: int
@@ -23,6 +26,9 @@ class Case:
     zeros: bool = False
     tiled: bool = False
     gated: bool = False
+    pending: int = 0
+    beside: int = 0
+    norm: bool = False
     scale: torch.dtype = torch.bfloat16
 
 
@@ -43,6 +49,16 @@ CASES = (
     Case("rows-of-two-blocks-tiled", 77, 144, 256, 32, zeros=True, tiled=True),
     Case("eight-bits", 3, 7, 40, 0),
     Case("eight-bits-tiled", 2, 32, 256, 0, tiled=True),
+    Case("pending-tiled", 3, 48, 256, 128, tiled=True, pending=16),
+    Case("pending-gated-tiled", 8, 96, 384, 64, zeros=True, tiled=True, gated=True, pending=24),
+    Case("pending-many-rows-tiled", 12, 32, 128, 128, tiled=True, pending=8),
+    Case("beside", 2, 6, 64, 32, beside=3),
+    Case("beside-tiled", 5, 80, 1280, 128, tiled=True, beside=32),
+    Case("pending-beside-tiled", 1, 48, 384, 128, tiled=True, beside=48, pending=24),
+    Case("norm", 3, 5, 64, 32, norm=True),
+    Case("norm-tiled", 2, 80, 384, 128, tiled=True, norm=True),
+    Case("norm-eight-rows-zeros-tiled", 8, 144, 256, 32, zeros=True, tiled=True, norm=True),
+    Case("norm-many-rows-tiled", 21, 32, 128, 128, tiled=True, norm=True),
     Case("eight-bits-many-rows-tiled", 33, 144, 256, 0, tiled=True, scale=torch.float16),
 )
 
@@ -53,7 +69,15 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     packed, scale, zero = weight(case, rng)
     if case.tiled:
         tile_(packed, scale, zero)
-    return {"x": x, "packed": packed, "scale": scale, "zero": zero, "tiled": case.tiled, "gated": case.gated}
+    given: dict[str, Any] = {"x": x, "packed": packed, "scale": scale, "zero": zero, "tiled": case.tiled, "gated": case.gated}
+    if case.pending:
+        given["squares"] = torch.rand(case.rows, case.pending, generator=rng) * 2 * case.inputs / case.pending
+    if case.beside:
+        given["beside"] = (torch.randn(case.beside, case.inputs, generator=rng) * case.inputs**-0.5).to(dtype)
+    if case.norm:
+        given["residual"] = torch.randn(case.rows, case.outputs, generator=rng).to(dtype)
+        given["norm"] = 0.3 * torch.randn(case.outputs, generator=rng)
+    return given
 
 
 def weight(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -71,12 +95,43 @@ def _bits(rows: int, words: int, rng: torch.Generator) -> Tensor:
     return torch.randint(-(2**31), 2**31, (rows, words), generator=rng).to(torch.int32)
 
 
+EPS, OFFSET = 1e-6, 1.0
+
+
 def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
-    return (op.low_bit_linear(**given),)
+    x, weight = given["x"], (given["packed"], given["scale"], given["zero"])
+    if "squares" in given:
+        x = PendingNorm(x, given["squares"], EPS)
+    if "beside" in given:
+        y, other = op.low_bit_linear_beside(x, *weight, given["beside"], tiled=given["tiled"])
+        return y, other
+    if "norm" in given:
+        norm = NormWeight(given["norm"], EPS, OFFSET)
+        pending, total = op.low_bit_linear_norm(x, *weight, given["residual"], norm, tiled=given["tiled"])
+        return pending.normed(), total
+    return (op.low_bit_linear(x, *weight, tiled=given["tiled"], gated=given["gated"]),)
 
 
-def slow(*, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, tiled: bool, gated: bool) -> tuple[Tensor, ...]:
-    four, outputs, inputs, groups = packed.dtype == torch.int32, len(packed), x.shape[1], scale.shape[1]
+def slow(
+    *, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, tiled: bool, gated: bool, squares: Tensor | None = None,
+    beside: Tensor | None = None, residual: Tensor | None = None, norm: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    wide = x.double()
+    if squares is not None:
+        wide = wide / (squares.double().sum(1, keepdim=True) / x.shape[1] + EPS).sqrt()
+    y = wide @ _matrix(packed, scale, zero, x.shape[1], tiled).T
+    if beside is not None:
+        return y, wide @ beside.double().T
+    if norm is not None:
+        assert residual is not None
+        total = residual.double() + y
+        return total / (total.square().mean(1, keepdim=True) + EPS).sqrt() * (OFFSET + norm.double()), total
+    gate, up = y.chunk(2, 1) if gated else (y, y)
+    return (gate / (1 + torch.exp(-gate)) * up if gated else y,)
+
+
+def _matrix(packed: Tensor, scale: Tensor, zero: Tensor | None, inputs: int, tiled: bool) -> Tensor:
+    four, outputs, groups = packed.dtype == torch.int32, len(packed), scale.shape[1]
     values, scales = packed.flatten().tolist(), scale.double().flatten().tolist()
     zeros = None if zero is None else zero.flatten().tolist()
 
@@ -88,10 +143,7 @@ def slow(*, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, tiled
         word, place = _code(o, i, inputs, tiled)
         return float((values[word] >> 4 * place & 15) - _point(zeros, o, group, groups, tiled)) * factor
 
-    matrix = [[weight_at(o, i) for i in range(inputs)] for o in range(outputs)]
-    y = x.double() @ torch.tensor(matrix, dtype=torch.float64).T
-    gate, up = y[:, : outputs // 2], y[:, outputs // 2 :]
-    return (gate / (1 + torch.exp(-gate)) * up if gated else y,)
+    return torch.tensor([[weight_at(o, i) for i in range(inputs)] for o in range(outputs)], dtype=torch.float64)
 
 
 def _tile_and_lane(o: int, i: int, inputs: int) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """low_bit_linear on NVIDIA cards of compute capability 8.0 and later: CUDA C++ on tiled weights, compiled by NVRTC.
 
-Up to 8 rows one kernel reads the weights at the memory's rate; up to MOST_FUSED_ROWS (on Hopper, where that is wgmma: always)
-others decode them on the way into the tensor cores; for more, pieces of the weight are decoded into a workspace of
-WORKSPACE_BYTES for the library's matrix product. Other memory: tile_forms.sums_of float32 numbers that a device keeps, and
-with 9 to 16 rows, where the inputs are cut into parts, parts x rows x outputs.
+Up to MOST_FEW_ROWS rows one kernel reads the weights at the memory's rate (few.py); up to MOST_FUSED_ROWS (on Hopper, where
+that is wgmma: always) others decode them on the way into the tensor cores; for more, pieces of the weight are decoded into a
+workspace of WORKSPACE_BYTES for the library's matrix product. Other memory: tile_forms.sums_of float32 numbers that a device
+keeps, and with 9 to 16 rows, where the inputs are cut into parts, parts x rows x outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.kernels import nvrtc
 from headrace.kernels.card import card
 from headrace.kernels.cuda_function import CudaFunction
 from headrace.kernels.low_bit_linear import forms, hopper, tile_forms
-from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, FewRows, ManyRows
+from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, ManyRows
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 from headrace.kernels.low_bit_linear.tile_forms import AmpereRows, HopperRows, Share
 from headrace.kernels.silu_mul import silu_mul
@@ -29,6 +29,8 @@ from headrace.kernels.tensor_map import TensorMap, boxes_of_rows, boxes_of_words
 MOST_FEW_ROWS = 8
 MOST_FUSED_ROWS = 256
 WORKSPACE_BYTES = 64 * 2**20
+_BESIDE = {"few_rows": ("few_outputs.cuh",), "hopper_rows": ("work.cuh",), "ampere_rows": ("work.cuh",)}
+"""What sources begin with besides the prelude."""
 
 
 def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool) -> bool:
@@ -39,7 +41,7 @@ def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool) -> bool:
 def low_bit_linear(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, gated: bool = False
 ) -> Tensor:
-    """As the public function, for tiled weights."""
+    """As the public function, for tiled weights and more than MOST_FEW_ROWS rows."""
     rows, outputs = len(x), len(packed)
     if gated and not gates_within(rows, outputs):
         return silu_mul(low_bit_linear(x, packed, scale, zero))
@@ -49,9 +51,7 @@ def low_bit_linear(
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
     capability = card(x.device).capability
-    if rows <= MOST_FEW_ROWS:
-        few_rows(x, packed, scale, zero, y, gated=gated)
-    elif rows < tile_forms.LEAST_ROWS:
+    if rows < tile_forms.LEAST_ROWS:
         many_rows(x, packed, scale, zero, y)
     elif capability == 90:
         hopper_rows(x, packed, scale, zero, y)
@@ -83,7 +83,7 @@ def formats_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None) ->
 @cache
 def source(name: str) -> str:
     """One kernel and what it shares with others."""
-    files = ("prelude.cuh", *(("work.cuh",) if name in ("hopper_rows", "ampere_rows") else ()), f"{name}.cu")
+    files = ("prelude.cuh", *_BESIDE.get(name, ()), f"{name}.cu")
     return "".join((Path(__file__).parent / file).read_text() for file in files)
 
 
@@ -113,10 +113,6 @@ def function(
     return _function(name, text or source(name), tuple(macros.items()), threads, shared_bytes, index, card(device).capability)
 
 
-def few_macros(form: FewRows, x_rows: int, gated: bool) -> dict[str, int]:
-    return {"TILES": form.tiles, "WARPS": form.warps, "STAGES": form.stages, "X_ROWS": x_rows, "GATED": int(gated)}
-
-
 def many_macros(form: ManyRows) -> dict[str, int]:
     return {"STAGES": form.stages, "PARTS": int(form.parts > 1)}
 
@@ -131,29 +127,6 @@ def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
 
 def ampere_macros(form: AmpereRows, share: Share) -> dict[str, int]:
     return {"BLOCK_ROWS": form.block_rows, "STAGES": form.stages, "RESIDENT": form.resident, "SPLIT": int(share.split)}
-
-
-def few_rows(
-    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: FewRows | None = None, *,
-    gated: bool = False,
-) -> None:
-    """Writes y; 1 to 8 rows. form: other than the one that is chosen for the shape. gated: halves are whole tiles."""
-    (rows, inputs), outputs = x.shape, len(packed)
-    formats, x_rows = formats_of(x, packed, scale, zero), forms.x_rows_of(rows)
-    form = form or forms.few_rows_form(rows, outputs, inputs, formats, card(x.device), gated=gated)
-    macros = formats | few_macros(form, x_rows, gated)
-    kernel = function("few_rows", macros, 32 * form.warps, form.shared_bytes(formats, x_rows), x.device)
-    sums, raised = _between_blocks(torch.cuda.current_device() if x.device.index is None else x.device.index)
-    grid = form.blocks(outputs), form.parts, 1
-    kernel(grid, packed, scale, zero, x, y, sums, raised, rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
-
-
-@cache
-def _between_blocks(index: int) -> tuple[Tensor, Tensor]:
-    """Sums which blocks of few_rows leave for each other, and their flags: zero between two calls, one after the other."""
-    device = torch.device("cuda", index)
-    sums, blocks = forms.few_rows_between_blocks(card(device))
-    return torch.empty(sums, dtype=torch.float32, device=device), torch.zeros(blocks, dtype=torch.int32, device=device)
 
 
 def many_rows(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: ManyRows | None = None) -> None:

@@ -7,7 +7,8 @@
 // With several tiles, codes of 4 bits are multiplied as MAGIC + code, and (MAGIC + zero point) times the sum of x is taken off the
 // sums: one more mma for all tiles in place of four subtractions for each step of each.
 // Macros: TILES, WARPS, STAGES, X_ROWS (1, 2, 4 or 8, at least the rows), GATED (1: the first half of the outputs is a gate, as are the
-// first half of a block's tiles: y [rows, outputs / 2] = silu(gate) times the other half).
+// first half of a block's tiles: y [rows, outputs / 2] = silu(gate) times the other half), NORMED, ADDED (below), BESIDE (1: the first
+// beside.parts * beside.outputs / 16 blocks of a row of the grid make another product of x, see few_outputs.cuh).
 #define CHAINS (TILES == 1 ? 2 : 1)  // independent sums of a tile, to hide the latency of mma
 #define TILE_PIECES (VECTORS * 32)
 #define X_AT (TILES * TILE_PIECES)  // in a stage: weights, x, scales, zero points
@@ -17,6 +18,8 @@
 #define UNSHIFTED (BITS == 4 && TILES > 1)
 #define OUTPUTS (16 * TILES)
 #define SUMS (X_ROWS * OUTPUTS)
+#define WIDTH (OUTPUTS / (GATED + 1))  // of y
+#define ITEMS ((X_ROWS * WIDTH + 32 * WARPS - 1) / (32 * WARPS))
 
 __device__ __forceinline__ void codes(u32 (&a)[4], uint4 v, int step) {  // of 4 bits, as the numbers MAGIC + code
   const u32 w = step % 4 == 0 ? v.x : step % 4 == 1 ? v.y : step % 4 == 2 ? v.z : v.w;
@@ -27,17 +30,37 @@ __device__ __forceinline__ void load_b(u32 (&b)[4], const uint4* row) {  // load
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(shared_address(row)));
 }
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) few_rows(
+// With ADDED total = residual + x W^T, rounded to its type, and y = total (weight + offset), which an RMS norm's factors of the rows are
+// still missing from; `squares` [rows, outputs / 16] are sums of total^2, of which these are made.
+struct Added {
+  const u16* residual;
+  const float* weight;
+  u16* total;
+  float* squares;
+  float offset;
+};
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_rows(
     const uint4* __restrict__ packed, const u32* __restrict__ scale, const u32* __restrict__ zero, const u16* __restrict__ x,
-    u16* __restrict__ y, float* parts, u32* raised, int rows, int outputs, int inputs, long long x_stride) {
+    u16* __restrict__ y, float* parts, u32* raised, int rows, int outputs, int inputs, long long x_stride, Normed normed, Added added,
+    FewOutputs beside) {
   extern __shared__ __align__(128) uint4 shared[];
+  __shared__ float factors[X_ROWS];
+  const int first_block = BESIDE ? beside.outputs / 16 * beside.parts : 0, block = (int)blockIdx.x - first_block;
+  if (block < 0) {
+    if (blockIdx.y == 0)
+      few_outputs_block<8>(shared, factors, beside, normed, x, blockIdx.x % (beside.outputs / 16), blockIdx.x / (beside.outputs / 16), 0,
+                           rows, inputs, x_stride);
+    else
+      await_previous_kernel();
+    return;
+  }
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
   const int chunks = inputs / CHUNK, tiles = outputs / (GATED ? 32 : 16), block_tiles = TILES / (GATED + 1);
   const int last_part = gridDim.y - 1, part = blockIdx.y;
   const int begin = chunks * part / (last_part + 1) + warp, end = chunks * (part + 1) / (last_part + 1);
   auto tile_of = [&](int t) {  // with GATED the second half of the tiles have the other half of the outputs
     const int half = GATED && t >= block_tiles;
-    return min((int)blockIdx.x * block_tiles + t - half * block_tiles, tiles - 1) + half * tiles;
+    return min(block * block_tiles + t - half * block_tiles, tiles - 1) + half * tiles;
   };
 
   // What the next copies are of: a lane's own places, moved on by WARPS chunks each time.
@@ -88,6 +111,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) few_rows(
     commit_copies();  // the first group also holds all weights so far
   }
 
+  if (NORMED && part == last_part) row_factors(factors, normed, rows, inputs);
+  const int all = outputs / (GATED + 1);
+  u32 residual[ITEMS];
+  float weight[ITEMS];
+#pragma unroll
+  for (int item = 0; item < ITEMS; item++) {  // read early, and nothing where there is no output
+    const int i = threadIdx.x + item * 32 * WARPS, r = i / WIDTH, n = block * WIDTH + i % WIDTH;
+    const bool is_read = ADDED && part == last_part && r < rows && n < all;
+    residual[item] = is_read ? added.residual[(long long)r * all + n] : 0;
+    weight[item] = is_read ? added.weight[n] + added.offset : 0;
+  }
   float total[TILES][4] = {};
   int at = 0, free_at = (STAGES - 1) * STAGE_PIECES;
   const int x_row = min(lane % 8, X_ROWS - 1);  // sums of columns beyond the rows are not used
@@ -158,9 +192,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) few_rows(
     if (r < X_ROWS) sums[warp * SUMS + r * OUTPUTS + i / 4 * 16 + g + i % 4 / 2 * 8] = total[i / 4][i % 4];
   }
   if (part == last_part)
-    for (int p = threadIdx.x; p < last_part; p += 32 * WARPS) await_and_lower(raised + blockIdx.x * last_part + p);
+    for (int p = threadIdx.x; p < last_part; p += 32 * WARPS) await_and_lower(raised + block * last_part + p);
   __syncthreads();
-  parts += blockIdx.x * last_part * SUMS;
+  parts += block * last_part * SUMS;
   auto sum_of = [&](int i) {
     float value = 0;
 #pragma unroll
@@ -170,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) few_rows(
   if (part < last_part) {
     for (int i = threadIdx.x; i < rows * OUTPUTS; i += 32 * WARPS) parts[part * SUMS + i] = sum_of(i);
     __syncthreads();
-    if (threadIdx.x == 0) raise(raised + blockIdx.x * last_part + part);
+    if (threadIdx.x == 0) raise(raised + block * last_part + part);
     return;
   }
   auto output = [&](int r, int o) {
@@ -181,14 +215,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) few_rows(
       const u32 s = __ldg(scale + tile_of(o / 16) * 8 + o % 8);
       value *= o % 16 < 8 ? low_number(s, SCALE_BF16) : high_number(s, SCALE_BF16);
     }
-    return value;
+    return NORMED ? value * factors[r] : value;
   };
-  const int width = 16 * block_tiles, all = outputs / (GATED + 1);
-  for (int i = threadIdx.x; i < rows * width; i += 32 * WARPS) {
-    const int r = i / width, o = i % width, n = blockIdx.x * width + o;
-    if (n >= all) continue;
-    float value = output(r, o);
-    if (GATED) value = value / (1 + __expf(-value)) * output(r, width + o);
-    y[(long long)r * all + n] = (u16)pack2(value, 0);
+#pragma unroll
+  for (int item = 0; item < ITEMS; item++) {
+    const int i = threadIdx.x + item * 32 * WARPS, r = i / WIDTH, o = i % WIDTH, n = block * WIDTH + o;
+    const bool is_there = r < rows && n < all;
+    const long long place = (long long)r * all + n;
+    float value = is_there ? output(r, o) : 0;
+    if (GATED && is_there) value = value / (1 + __expf(-value)) * output(r, WIDTH + o);
+    if (ADDED) {
+      const u32 total = pack2(value + low_number(residual[item], BF16), 0);
+      value = low_number(total, BF16);
+      const float square = sum_of_lanes(value * value, 16);
+      if (is_there) added.total[place] = (u16)total;
+      if (is_there && lane % 16 == 0) added.squares[place / 16] = square;
+      value *= weight[item];
+    }
+    if (is_there) y[place] = (u16)pack2(value, 0);
   }
 }

@@ -20,7 +20,11 @@ MANY_ROWS = 16
 _MOST_PARTS = 8
 _MOST_FEW_PARTS = 4
 _CHUNKS_OF_A_PART = 40
-_FEW_ROWS_SHARED_BYTES = 101_376
+_FEW_ROWS_SHARED_BYTES = 101_376 - 128  # besides the factors of a norm
+_RESERVED_BYTES = 1024  # of shared memory, for each block
+_MOST_RESIDENT = 5
+_RESIDENT_WARPS = {1: 32, 2: 24, 4: 16}
+"""Warps of a processor for whose registers there is room, by the tiles of each."""
 _LINE_BYTES = 128  # of shared memory and of the L2 cache
 _FLOPS_OF_A_BYTE = 150
 """Arithmetic that takes the time of reading a byte, at the rates that these kernels reach."""
@@ -43,6 +47,13 @@ class FewRows:
         words = self.tiles * _words(formats)
         stage = self.tiles * 256 * formats["BITS"] + x_rows * 2 * INPUTS + 32 * words + 8 * words * formats["ZEROS"]
         return self.warps * max(self.stages * -(-stage // _LINE_BYTES) * _LINE_BYTES, 4 * self.sums(x_rows))
+
+    def resident(self, formats: Formats, shared_bytes: int, card: Card) -> int:
+        """Blocks of a processor that registers are made to suffice for, where the format leaves room for it."""
+        if formats["ZEROS"] or _words(formats) > 1:
+            return 1
+        blocks = min(_RESIDENT_WARPS[self.tiles] // self.warps, _MOST_RESIDENT)
+        return max(1, min(blocks, (card.shared_bytes + _RESERVED_BYTES) // (shared_bytes + _RESERVED_BYTES)))
 
     def blocks(self, outputs: int) -> int:
         """Of a part."""
@@ -99,6 +110,11 @@ def _few_rows_form(x_rows: int, tiles: int, chunks: int, eight_bits: bool, card:
     if tiles < 12 * card.processors:
         return FewRows(2, 8, 3) if x_rows <= 2 else FewRows(2, 4, 3)
     return FewRows(2, 8, 2) if x_rows <= 2 else FewRows(4, 8, 2)
+
+
+def few_outputs_bytes(warps: int, x_rows: int) -> int:
+    """Shared memory of a block of few_outputs.cuh."""
+    return warps * (ROWS + x_rows) * 2 * INPUTS
 
 
 def few_rows_between_blocks(card: Card) -> tuple[int, int]:

@@ -7,15 +7,37 @@ from torch import Tensor
 
 from headrace.kernels.low_bit_linear.layout import tile_
 from headrace.kernels.precision import accumulation_dtype
+from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, finished
 from headrace.kernels.silu_mul.reference import silu_mul
 
 
 def low_bit_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False, gated: bool = False
+    x: Activations, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool = False, gated: bool = False
 ) -> Tensor:
-    weight = dequantized(packed, scale, zero, tiled=tiled, dtype=accumulation_dtype(x.dtype))
-    y = x.to(weight.dtype) @ weight.T
+    x = finished(x)
+    y = _product(x, packed, scale, zero, tiled=tiled)
     return (silu_mul(y) if gated else y).to(x.dtype)
+
+
+def low_bit_linear_beside(
+    x: Activations, packed: Tensor, scale: Tensor, zero: Tensor | None, weight: Tensor, *, tiled: bool = False
+) -> tuple[Tensor, Tensor]:
+    x = finished(x)
+    wide = accumulation_dtype(x.dtype)
+    return low_bit_linear(x, packed, scale, zero, tiled=tiled), (x.to(wide) @ weight.to(wide).T).to(x.dtype)
+
+
+def low_bit_linear_norm(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, residual: Tensor, norm: NormWeight, *, tiled: bool = False
+) -> tuple[PendingNorm, Tensor]:
+    y = _product(x, packed, scale, zero, tiled=tiled)
+    total = (residual.to(y.dtype) + y).to(residual.dtype)
+    return PendingNorm.of(total, norm), total
+
+
+def _product(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, *, tiled: bool) -> Tensor:
+    weight = dequantized(packed, scale, zero, tiled=tiled, dtype=accumulation_dtype(x.dtype))
+    return x.to(weight.dtype) @ weight.T
 
 
 def dequantized(

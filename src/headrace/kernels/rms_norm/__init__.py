@@ -6,6 +6,9 @@ from torch import Tensor
 
 from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.rms_norm import reference
+from headrace.kernels.rms_norm.pending import Activations, NormWeight, PendingNorm, finished, values_of
+
+__all__ = ["Activations", "NormWeight", "PendingNorm", "add_rms_norm", "finished", "rms_norm", "values_of"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
