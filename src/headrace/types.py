@@ -182,7 +182,7 @@ class Admission:
 
     output: tokens generated before a preemption; they count for penalties and are replayed by the rows that follow. start:
     tokens that are cached: its rows begin there. pages: what holds them. checkpoint: the checkpoint slot with the state there,
-    None where the model has none or nothing is cached.
+    of host memory if `from_host`; None where the model has none or nothing is cached.
     """
 
     sequence: int
@@ -192,6 +192,21 @@ class Admission:
     start: int = 0
     pages: tuple[PageUpdate, ...] = ()
     checkpoint: int | None = None
+    from_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopies:
+    """Between the device and host memory: pages and states that are kept there too, then pages that come back.
+
+    to_host: pages by device page and host page; states: by checkpoint slot and host checkpoint; from_host: by host page and
+    device page. waits: what follows in the plan may overwrite what this plan or an earlier one copies to host memory.
+    """
+
+    to_host: tuple[PageCopy, ...] = ()
+    states: tuple[StateCopy, ...] = ()
+    from_host: tuple[PageCopy, ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +230,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the runner does next, in this order: page copies, in their order, checkpoints, admissions, the rows as one batch."""
+    """What the runner does next, in this order: checkpoints, copies to host memory, page copies, copies from host memory,
+    admissions, the rows as one batch.
+    """
 
     step: int
     admissions: tuple[Admission, ...]
     rows: tuple[Row, ...]
     page_copies: tuple[PageCopy, ...] = ()
     checkpoints: tuple[StateCopy, ...] = ()
+    host: HostCopies | None = None
 
 
 @dataclass(frozen=True, slots=True)

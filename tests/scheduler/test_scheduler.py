@@ -60,10 +60,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefixes=st.sampled_from((False, True, True)),
         checkpoints=st.sampled_from((0, 0, 1, 3, 8)),
         split_tokens=st.integers(1, 6),
+        host_pages=st.sampled_from((0, 0, 3, 12, 60)),
     )
     def start(
         self, page: int, slots: int, chunk: int, spare: int, depth: int, windowed: bool, drafts: int, prefixes: bool,
-        checkpoints: int, split_tokens: int,
+        checkpoints: int, split_tokens: int, host_pages: int,
     ) -> None:
         pages = -(-CONTEXT // page) + spare
         groups = (FULL, WINDOW) if windowed else (FULL,)
@@ -73,6 +74,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.layout = CacheLayout(groups, page, counts, slots, drafts > 0, drafts, checkpoints * prefixes)
         self.drafter = ScriptedDrafter({}, drafts, VOCAB, chances=(0.5, 0.9, 1.0)) if drafts else None
         settings = prefix_settings(checkpoints > 0, split_tokens) if prefixes else None
+        if settings and host_pages and not windowed:
+            host = CacheLayout(groups, page, (host_pages,), 0, checkpoints=host_pages // 2 * (checkpoints > 0))
+            settings = replace(settings, host=host)
         self.scheduler = Scheduler(self.layout, chunk_tokens=chunk, drafter=self.drafter, prefixes=settings)
         self.chunk = chunk
         self.device = FakeDevice(self.layout, recurrent=checkpoints > 0)
@@ -149,18 +153,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         prefixes, slots = self.scheduler._prefixes, self.scheduler._slots
         held = [s.holding for s in self._holders() if s.holding is not None]
+        leaving = list(prefixes._host._leaving) if prefixes._host else []
+        leases = [*(holding.lease for holding in held), *(each.lease for each in leaving)]
         nodes = all_nodes(prefixes.cache)
         for group, pool in enumerate(prefixes.cache.pools):
             kept = [page for node in nodes for page in node.pages[group] if page != GONE]
-            owned = [page for holding in held for page in holding.lease.private[group]]
+            owned = [page for lease in leases for page in lease.private[group]]
             assert sorted((*kept, *owned, *pool._free)) == list(range(pool.total)), "a page without an owner, or with two"
-            read = {page for holding in held for page in holding.lease.pages[group] if page != GONE}
+            read = {page for lease in leases for page in lease.pages[group] if page != GONE}
             assert read <= {*kept, *owned}, "a sequence reads a page that is free"
         used = [holding.slot for holding in held]
         assert len(used) == len(set(used)) and len(used) + slots.free == slots.total
-        checkpoints = [checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()]
+        kept_states = {checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()}
+        copied = {checkpoint.slot for each in leaving for checkpoint in each.states}  # and perhaps evicted meanwhile
         free = prefixes.cache.checkpoint_slots._free
-        assert sorted((*checkpoints, *free)) == list(range(self.layout.checkpoints)), "a checkpoint slot is lost"
+        assert sorted((*(kept_states | copied), *free)) == list(range(self.layout.checkpoints)), "a checkpoint slot is lost"
+        if prefixes._host:
+            self._check_host(prefixes._host.cache)
+
+    def _check_host(self, cache: PrefixCache) -> None:
+        """Between plans nobody reads host memory: all of it is free or the index's."""
+        nodes = all_nodes(cache)
+        kept = [page for node in nodes for page in node.pages[0]]
+        assert sorted((*kept, *cache.pools[0]._free)) == list(range(cache.pools[0].total))
+        states = [checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()]
+        assert sorted((*states, *cache.checkpoint_slots._free)) == list(range(cache.checkpoint_slots.total))
 
     def _holders(self) -> list:  # type: ignore[type-arg]
         flying = [s for _, sequences in self.scheduler._flight for s in sequences]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from headrace.cache.layout import CacheLayout
-from headrace.types import Admission, PageUpdate, Request, Row, RowResult, StepPlan, StepResult
+from headrace.types import Admission, HostCopies, PageCopy, PageUpdate, Request, Row, RowResult, StepPlan, StepResult
 
 VOCAB = 50
+Cells = list[dict[tuple[int, int], tuple[str, list[int]]]]
 
 
 def next_token(seed: int, tokens: list[int]) -> int:
@@ -32,8 +33,10 @@ class FakeDevice:
 
     def __init__(self, layout: CacheLayout, *, recurrent: bool = True) -> None:
         self.layout, self.recurrent = layout, recurrent
-        self.cells: list[dict[tuple[int, int], tuple[str, list[int]]]] = [{} for _ in layout.groups]
+        self.cells: Cells = [{} for _ in layout.groups]
         self.kept: dict[int, tuple[str, list[int]]] = {}
+        self.host_cells: Cells = [{} for _ in layout.groups]
+        self.host_kept: dict[int, tuple[str, list[int]]] = {}
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(layout.slots)] for _ in layout.groups]
         self.owner: list[int | None] = [None] * layout.slots
         self.state: list[list[int]] = [[] for _ in range(layout.slots)]
@@ -42,29 +45,37 @@ class FakeDevice:
         self.frozen = [False] * layout.slots
 
     def run(self, plan: StepPlan) -> StepResult:
-        for copy in plan.page_copies:
-            cells = self.cells[copy.group]
-            for offset in range(self.layout.page_tokens):
-                cell = cells.get((copy.source, offset))  # which may be the target, where it was evicted and given anew
-                cells.pop((copy.target, offset), None)
-                if cell is not None:
-                    cells[copy.target, offset] = cell
         assert len({copy.checkpoint for copy in plan.checkpoints}) == len(plan.checkpoints), "two states in one checkpoint"
         for taken in plan.checkpoints:
             request = self.request[taken.slot]
             assert request is not None and 0 <= taken.checkpoint < self.layout.checkpoints
             self.kept[taken.checkpoint] = (request.salt, list(self.state[taken.slot]))
+        host = plan.host or HostCopies()
+        self._copy(host.to_host, self.cells, self.host_cells)
+        for taken in host.states:
+            self.host_kept[taken.checkpoint] = self.kept[taken.slot]
+        self._copy(plan.page_copies, self.cells, self.cells)
+        self._copy(host.from_host, self.host_cells, self.cells)
         for admission in plan.admissions:
             self._admit(admission)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows in one step"
         return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
+
+    def _copy(self, copies: tuple[PageCopy, ...], sources: Cells, targets: Cells) -> None:
+        for copy in copies:
+            for offset in range(self.layout.page_tokens):
+                cell = sources[copy.group].get((copy.source, offset))  # the target may be the same page, evicted and given anew
+                targets[copy.group].pop((copy.target, offset), None)
+                if cell is not None:
+                    targets[copy.group][copy.target, offset] = cell
 
     def _admit(self, admission: Admission) -> None:
         slot, request = admission.slot, admission.request
         state = [*request.prompt, *admission.output][: admission.start]
         assert (admission.checkpoint is not None) == (self.recurrent and admission.start > 0)
         if admission.checkpoint is not None:
-            assert self.kept[admission.checkpoint] == (request.salt, state), "it resumes from another state"
+            kept = self.host_kept if admission.from_host else self.kept
+            assert kept[admission.checkpoint] == (request.salt, state), "it resumes from another state"
         self.owner[slot], self.state[slot], self.next_input[slot] = admission.sequence, state, None
         self.request[slot], self.frozen[slot] = request, False
         for table in self.tables:

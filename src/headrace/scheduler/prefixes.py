@@ -12,14 +12,15 @@ from headrace.cache.checkpoint_places import clip
 from headrace.cache.layout import CacheLayout
 from headrace.cache.policy.flops_per_byte import FlopsPerByte
 from headrace.cache.prefix.cache import PrefixCache
-from headrace.cache.prefix.lease import Lease, Opened
+from headrace.cache.prefix.lease import Lease
 from headrace.cache.prefix.match import Match
 from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.prefills import Prefills
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
+from headrace.scheduler.host_tier import HostTier
 from headrace.scheduler.sequence import Sequence
-from headrace.types import PageUpdate, StateCopy
+from headrace.types import HostCopies, PageCopy, PageUpdate, StateCopy
 
 LOG = logging.getLogger(__name__)
 LONG_TOKENS = 4096
@@ -34,7 +35,8 @@ _OFF = PrefixSettings(FlopsPerByte(1.0, 0.0, 1), split_tokens=1)
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """What is cached of a waiting sequence's tokens, `key`. unread: why it is not to be used, if so. most: tokens that may be
-    reused, for the last one's logits are wanted. writes: whether what the sequence computes is cached.
+    reused, for the last one's logits are wanted. writes: whether what the sequence computes is cached. host: what host memory
+    has, where that is more; `match` is then of the pages that need not come from there.
     """
 
     key: bytes
@@ -42,6 +44,23 @@ class Lookup:
     match: Match
     unread: Miss | None
     writes: bool
+    host: Match | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Where the sequence will begin."""
+        return (self.host or self.match).tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a sequence begins: with `tokens` tokens, pages that hold them once `copies` are done, and a checkpoint's state."""
+
+    lease: Lease
+    tokens: int
+    copies: tuple[PageCopy, ...]
+    checkpoint: int | None
+    from_host: bool = False
 
 
 class Prefixes:
@@ -54,6 +73,8 @@ class Prefixes:
         self._by_checkpoint = self._settings.places is not None
         self.cache = PrefixCache(layout, self._settings.policy, layout.checkpoints if self._by_checkpoint else None)
         self._prefills = Prefills(layout.page_tokens, self._settings.split_tokens)
+        self._host = HostTier(self.cache, settings.host, settings) if settings and settings.host else None
+        self._restored: list[tuple[Lease, tuple[int, ...]]] = []  # what comes back from the host in the plan in the making
         self._nothing = Match(0, 0, None, locks=(0,) * len(layout.groups))
         self._due: dict[int, int] = {}  # checkpoint slot -> the slot whose state the next plan copies there
         self.hits = 0
@@ -69,9 +90,17 @@ class Prefixes:
         unread = self._unread(sequence)
         if unread is not None:
             return Lookup(key, most, self._nothing, unread, writes)
-        match = self.cache.match(request.salt, key, most)
-        ahead = self._prefills.wait_for(request.salt, key, match.tokens, most)
-        return Lookup(key, most, match, None, writes) if ahead is None else None
+        found = self._find(request.salt, key, most, writes)
+        ahead = self._prefills.wait_for(request.salt, key, found.tokens, most)
+        return found if ahead is None else None
+
+    def _find(self, salt: str, key: bytes, most: int, writes: bool) -> Lookup:
+        match = self.cache.match(salt, key, most)
+        if self._host is not None:
+            host = self._host.match(salt, key, most)
+            if host.tokens >= match.tokens + self._settings.split_tokens:
+                return Lookup(key, most, self.cache.match_pages(salt, key, host.tokens), None, writes, host)
+        return Lookup(key, most, match, None, writes)
 
     @staticmethod
     def _key(sequence: Sequence) -> bytes:
@@ -88,17 +117,45 @@ class Prefixes:
 
     def has_room(self, found: Lookup, tokens: int, reserve_tokens: int, headroom_pages: int) -> bool:
         """Whether the sequence's first `tokens` tokens find pages that leave `headroom_pages` to others in every group."""
-        return self.cache.has_room(found.match, tokens, reserve_tokens, headroom_pages)
+        wanted = found.match, tokens, reserve_tokens, headroom_pages
+        return self.cache.has_room(*wanted) or (self._release() and self.cache.has_room(*wanted))
 
-    def open(self, sequence: Sequence, found: Lookup, waiting: Iterable[Sequence]) -> Opened:
+    def _release(self) -> bool:
+        """Have sequences that have ended give back the pages that they still keep; whether there were any."""
+        return self._host is not None and self._host.release()
+
+    def open(self, sequence: Sequence, found: Lookup, waiting: Iterable[Sequence]) -> Start:
         """Begin a sequence with what was found. Where those of `waiting` part from it, its state will be kept."""
-        request = sequence.request
-        opened = self.cache.open(request.salt, found.key, found.most, unread=found.unread, writes=found.writes)
+        start, miss = self._restore(sequence, found) or self._open(sequence, found)
         if found.writes:
-            self._prefills.begin(opened.lease, found.key, self._places(sequence, found, opened.tokens, waiting))
+            self._prefills.begin(start.lease, found.key, self._places(sequence, found, start.tokens, waiting))
         if self._on and sequence.cached_tokens is None:
-            self._count(sequence, opened)
-        return opened
+            self._count(sequence, start.tokens, miss)
+        return start
+
+    def _open(self, sequence: Sequence, found: Lookup) -> tuple[Start, Miss | None]:
+        salt = sequence.request.salt
+        opened = self.cache.open(salt, found.key, found.most, unread=found.unread, writes=found.writes)
+        checkpoint = opened.checkpoint.slot if opened.checkpoint else None
+        return Start(opened.lease, opened.tokens, opened.copies, checkpoint), opened.miss
+
+    def _restore(self, sequence: Sequence, found: Lookup) -> tuple[Start, Miss | None] | None:
+        """Begin with what host memory has, if that is more."""
+        if found.host is None or self._host is None:
+            return None
+        salt, tokens = sequence.request.salt, found.host.tokens
+        opened = self._host.read(salt, found.key, tokens)
+        if opened is None:
+            return None
+        lease = self.cache.open_pages(salt, found.key, found.match, writes=found.writes)
+        whole = lease.recorded(self._layout.page_tokens)
+        if self.cache.extend(lease, tokens) is None:
+            self.cache.close(lease)
+            return None
+        self._host.restore(opened, lease, whole // self._layout.page_tokens)
+        self._restored.append((lease, sequence.known_tokens(whole, tokens)))
+        checkpoint = opened.checkpoint.slot if opened.checkpoint else None
+        return Start(lease, tokens, (), checkpoint, from_host=True), opened.miss
 
     def _places(
         self, sequence: Sequence, found: Lookup, resumed: int, waiting: Iterable[Sequence]
@@ -119,14 +176,14 @@ class Prefixes:
             sequence.known, resumed, sequence.request.message_ends, [split for split in splits if split > resumed]
         )
 
-    def _count(self, sequence: Sequence, opened: Opened) -> None:
-        self.hits += opened.tokens > 0
-        if opened.miss is not None:
-            self.misses[opened.miss] += 1
-            computed = len(sequence.request.prompt) - opened.tokens
+    def _count(self, sequence: Sequence, resumed: int, miss: Miss | None) -> None:
+        self.hits += resumed > 0
+        if miss is not None:
+            self.misses[miss] += 1
+            computed = len(sequence.request.prompt) - resumed
             if computed >= LONG_TOKENS:
                 LOG.info("request %s: %d of %d prompt tokens are computed: %s", sequence.request.id, computed,
-                         len(sequence.request.prompt), opened.miss.value)
+                         len(sequence.request.prompt), miss.value)
 
     def first_pages(self, lease: Lease) -> tuple[PageUpdate, ...]:
         """All pages that a sequence begins with."""
@@ -142,13 +199,30 @@ class Prefixes:
     def extend(self, lease: Lease, position: int, tokens: int, reserve_tokens: int) -> tuple[PageUpdate, ...] | None:
         """Pages for its first `tokens` tokens, with nothing kept that no query at `position` or later can reach."""
         self.cache.drop_behind_windows(lease, position)
-        return self.cache.extend(lease, tokens, reserve_tokens)
+        updates = self.cache.extend(lease, tokens, reserve_tokens)
+        if updates is None and self._release():
+            updates = self.cache.extend(lease, tokens, reserve_tokens)
+        return updates
+
+    def begin_plan(self) -> None:
+        """A plan is being made."""
+        if self._host is not None:
+            self._host.begin_plan()
 
     def take_copies(self) -> tuple[StateCopy, ...]:
         """States that the plan in the making copies before its rows. Nothing more is opened for it."""
         due, self._due = self._due, {}
         self.cache.end_plan()
         return tuple(StateCopy(slot, checkpoint) for checkpoint, slot in due.items())
+
+    def take_host_copies(self) -> HostCopies | None:
+        """What the plan copies to and from host memory. What comes back is then filed on the device too."""
+        if self._host is None:
+            return None
+        for lease, tokens in self._restored:
+            self.cache.record(lease, tokens)
+        self._restored = []
+        return self._host.take()
 
     def planned(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
         """A complete plan computes these known tokens of the sequence, up to `sequence.planned`."""
@@ -179,7 +253,16 @@ class Prefixes:
             if lease.recorded(self._layout.page_tokens) == sequence.planned:
                 self._checkpoint(lease, holding.slot)
         self._prefills.end(lease)
-        self.cache.close(lease)
+        if not (self._host is not None and lease.writes and self._keep(sequence, lease)):
+            self.cache.close(lease)
+
+    def _keep(self, sequence: Sequence, lease: Lease) -> bool:
+        assert self._host is not None
+        return self._host.keep(lease, encode(sequence.known_tokens(0, lease.recorded(self._layout.page_tokens))))
+
+    def idle(self) -> None:
+        """Nothing runs: what has ended needs no pages."""
+        self._release()
 
     def make_room(self) -> None:
         """Let go of what would have to go soon, while the device computes: plans of a large cache then find free pages."""

@@ -135,6 +135,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a commit or a new request."""
+        self._prefixes.begin_plan()
         step = _Step(self._chunk_tokens, [], [], [], [])
         prompts = self._plan_decoding(step)
         step.prompt_tokens_left -= min(sum(1 + len(row.drafts) for row in step.rows), self._chunk_tokens // 2)
@@ -144,8 +145,8 @@ class Scheduler:
         self._admit(step)
         if not step.rows:
             return None
-        copies, states = tuple(step.page_copies), self._prefixes.take_copies()
-        plan = StepPlan(self._steps, tuple(step.admissions), tuple(step.rows), copies, states)
+        copies, states, host = tuple(step.page_copies), self._prefixes.take_copies(), self._prefixes.take_host_copies()
+        plan = StepPlan(self._steps, tuple(step.admissions), tuple(step.rows), copies, states, host)
         self._steps += 1
         self._flight.append((plan, step.sequences))
         for row, sequence in zip(step.rows, step.sequences, strict=True):
@@ -236,7 +237,7 @@ class Scheduler:
             found = self._prefixes.look_up(sequence)
             if found is None:
                 return
-            first_chunk = min(sequence.known, found.match.tokens + step.prompt_tokens_left)
+            first_chunk = min(sequence.known, found.tokens + step.prompt_tokens_left)
             # One page for each running sequence stays free, or the newcomer would be preempted as soon as they grow.
             if not self._prefixes.has_room(found, first_chunk, sequence.known, headroom_pages=len(self._running)):
                 return
@@ -246,16 +247,16 @@ class Scheduler:
 
     def _begin(self, step: _Step, sequence: Sequence, found: Lookup) -> None:
         """Give a sequence a slot, and the pages with what is cached of it."""
-        opened = self._prefixes.open(sequence, found, self._waiting.first(_LOOKED_AT))
-        sequence.holding = Holding(self._slots.allocate(), opened.lease)
-        sequence.planned, sequence.drafted, sequence.prefill_end = opened.tokens, 0, sequence.known
+        start = self._prefixes.open(sequence, found, self._waiting.first(_LOOKED_AT))
+        sequence.holding = Holding(self._slots.allocate(), start.lease)
+        sequence.planned, sequence.drafted, sequence.prefill_end = start.tokens, 0, sequence.known
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = opened.tokens
+            sequence.cached_tokens = start.tokens
         self._running[sequence.id] = sequence
-        step.page_copies += opened.copies
+        step.page_copies += start.copies
         step.admissions.append(Admission(
-            sequence.id, sequence.holding.slot, sequence.request, tuple(sequence.output), opened.tokens,
-            self._prefixes.first_pages(opened.lease), opened.checkpoint.slot if opened.checkpoint else None,
+            sequence.id, sequence.holding.slot, sequence.request, tuple(sequence.output), start.tokens,
+            self._prefixes.first_pages(start.lease), start.checkpoint, start.from_host,
         ))
 
     # Committing
@@ -279,6 +280,8 @@ class Scheduler:
                 self._commit_row(row, row_result, sequence)
                 if not row.tokens and sequence.holding is not None:
                     self._prefixes.committed(sequence, sequence.planned - sequence.in_flight)
+        if not self._running and not self._flight:
+            self._prefixes.idle()
         self._prefixes.make_room()
         return self.drain_events()
 
@@ -364,6 +367,8 @@ class Scheduler:
         """End a request from outside a commit."""
         self._events.append(TokenEvent(sequence.request.id, finish_reason=reason))
         self._forget(sequence)
+        if not self._running and not self._flight:
+            self._prefixes.idle()
 
     def _forget(self, sequence: Sequence) -> None:
         del self._by_request[sequence.request.id]

@@ -14,7 +14,7 @@ from headrace.cache.prefix.eviction import Eviction, Policy
 from headrace.cache.prefix.lease import Lease, Opened
 from headrace.cache.prefix.match import Match, Walk, find, first_read
 from headrace.cache.prefix.miss import Miss
-from headrace.cache.prefix.node import Node
+from headrace.cache.prefix.node import Checkpoint, Node
 from headrace.cache.prefix.nodes import RUN_PAGES, Nodes
 from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
 from headrace.cache.slots import SlotPool
@@ -62,6 +62,34 @@ class PrefixCache:
         if match.tokens == 0:
             return self._begin(salt, match.miss, writes=writes)
         return self._resume(salt, key, match, writes=writes) or self._begin(salt, Miss.NO_ROOM, writes=writes)
+
+    def match_pages(self, salt: str, key: bytes, most: int) -> Match:
+        """How many whole pages of a prompt are there, of `most` tokens or fewer, whatever states there are."""
+        found = find(self._nodes, salt, key, most, checkpoints=False)
+        whole = found.tokens // self.layout.page_tokens * self.layout.page_tokens
+        return found if found.tokens == whole else find(self._nodes, salt, key, whole, checkpoints=False)
+
+    def open_pages(self, salt: str, key: bytes, match: Match, *, writes: bool = True) -> Lease:
+        """Begin a sequence with the whole pages that were matched; its state comes from elsewhere."""
+        opened = self._resume(salt, key, match, writes=writes) if match.tokens else None
+        return (opened or self._begin(salt, None, writes=writes)).lease
+
+    def states_of(self, lease: Lease) -> list[Checkpoint]:
+        """Checkpoints of what the sequence has recorded, the longest last."""
+        found: list[Checkpoint] = []
+        node: Node | None = lease.node
+        page = bytes(lease.pending)
+        while node is not None:
+            found += self._eviction.in_page(node, page)
+            page, node = self._nodes.first_page(node), node.parent
+        return sorted(found, key=lambda each: each.tokens)
+
+    def hold(self, checkpoint: Checkpoint) -> None:
+        """It is being copied away: its slot is not given to another until `unhold`."""
+        self._eviction.hold(checkpoint)
+
+    def unhold(self, checkpoint: Checkpoint) -> None:
+        self._eviction.unhold(checkpoint)
 
     def _begin(self, salt: str, miss: Miss | None, *, writes: bool) -> Opened:
         groups = range(len(self.pools))

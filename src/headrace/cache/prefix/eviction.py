@@ -82,15 +82,19 @@ class Eviction:
     def end_plan(self) -> None:
         """The plan in the making is complete: later ones may overwrite the checkpoints that it reads."""
         for checkpoint in self._held:
-            self._unhold(checkpoint)
+            self.unhold(checkpoint)
         self._held.clear()
+
+    def hold(self, checkpoint: Checkpoint) -> None:
+        """It is being copied away, and may not be overwritten until `unhold`."""
+        checkpoint.holds += 1
 
     def let_go(self, checkpoint: Checkpoint) -> None:
         """The plan in the making does not read it after all."""
         self._held.remove(checkpoint)
-        self._unhold(checkpoint)
+        self.unhold(checkpoint)
 
-    def _unhold(self, checkpoint: Checkpoint) -> None:
+    def unhold(self, checkpoint: Checkpoint) -> None:
         checkpoint.holds -= 1
         if checkpoint.holds == 0 and not _is_kept((0.0, 0), checkpoint):
             self._slots.release(checkpoint.slot)
@@ -132,11 +136,11 @@ class Eviction:
         kept = node.parent.checkpoints
         if not kept or (len(kept) == 1 and b"" in kept):
             return []
-        there = self._in_page(node.parent, self._nodes.first_page(node))
+        there = self.in_page(node.parent, self._nodes.first_page(node))
         return [c for c in there if c.rest and not self._backed(c, without=node)]
 
     @staticmethod
-    def _in_page(node: Node, page: bytes) -> list[Checkpoint]:
+    def in_page(node: Node, page: bytes) -> list[Checkpoint]:
         """Checkpoints at a node's end or past it in a page of these tokens."""
         kept = node.checkpoints
         if len(kept) <= _FEW:
@@ -162,7 +166,7 @@ class Eviction:
         page = checkpoint.rest
         while node is not None:
             if node.checkpoints:
-                before = [c.tokens for c in self._in_page(node, page) if c is not checkpoint]
+                before = [c.tokens for c in self.in_page(node, page) if c is not checkpoint]
                 if before:
                     return max(before)
             page, node = self._nodes.first_page(node), node.parent
@@ -239,7 +243,7 @@ class Eviction:
         """Drop the checkpoints that need a page of this node which is gone."""
         window = self._nodes.windows[group]
         assert window is not None and node.parent is not None
-        before = [c for c in self._in_page(node.parent, self._nodes.first_page(node)) if not self._backed(c)]
+        before = [c for c in self.in_page(node.parent, self._nodes.first_page(node)) if not self._backed(c)]
         end = node.end_tokens(self._nodes.page_tokens)
         gone = [node.first + i for i, page in enumerate(node.pages[group]) if page == GONE]
         behind = [c for c in self._within(node, end + window) if gone and gone[-1] >= first_read(self._nodes, window, c.tokens)]

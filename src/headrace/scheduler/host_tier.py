@@ -1,0 +1,152 @@
+"""What is kept in host memory too: prefixes of sequences that have ended or given way, copied there and back by the runner.
+
+The index of host memory is another PrefixCache, whose page ids and checkpoint slots are those of the host's pools. It is
+written through: what a sequence leaves is copied when it ends, so that eviction on the device costs nothing. Until the copies
+are done what they read may not be overwritten: a few plans long the sequence keeps its pages, and a plan that gives them away
+has the device wait for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.cache.layout import CacheLayout
+from headrace.cache.prefix.cache import PrefixCache
+from headrace.cache.prefix.lease import Lease, Opened
+from headrace.cache.prefix.match import Match
+from headrace.cache.prefix.node import Checkpoint
+from headrace.cache.prefix.settings import PrefixSettings
+from headrace.cache.prefix.tokens import TOKEN_BYTES
+from headrace.types import HostCopies, PageCopy, StateCopy
+
+LINGERS = 4
+"""Plans for which a sequence that has ended keeps its pages, while they are copied."""
+MOST_STATES = 3
+"""Of a sequence's states that are not there yet, so many of the last are copied: its end, and the last message ends."""
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A sequence that has ended, what is copied of it, and for how many plans that has been so."""
+
+    lease: Lease
+    states: list[Checkpoint]
+    plans: int = 0
+
+
+class HostTier:
+    """device: the device's cache. layout: pages and checkpoints of host memory; there are no windows."""
+
+    def __init__(self, device: PrefixCache, layout: CacheLayout, settings: PrefixSettings) -> None:
+        self._device = device
+        self._by_checkpoint = settings.places is not None
+        self.cache = PrefixCache(layout, settings.policy, layout.checkpoints if self._by_checkpoint else None)
+        self._page_tokens = layout.page_tokens
+        self._least_tokens = settings.split_tokens
+        self._leaving: deque[_Leaving] = deque()
+        self._reading: list[Lease] = []
+        self._to_host: dict[tuple[int, int], int] = {}  # (group, host page) -> device page
+        self._states: dict[int, int] = {}  # host checkpoint -> checkpoint slot
+        self._from_host: list[PageCopy] = []
+        self._waits = False
+        self.restores = 0
+
+    # To host memory
+
+    def keep(self, lease: Lease, key: bytes) -> bool:
+        """Copy what a sequence of the device leaves. Whether it keeps its pages for it: then they are given back from here."""
+        known = self.cache.match(lease.salt, key, len(key) // TOKEN_BYTES).tokens
+        states = [each for each in self._device.states_of(lease) if each.tokens > known][-MOST_STATES:]
+        end = states[-1].tokens if states else 0 if self._by_checkpoint else len(key) // TOKEN_BYTES
+        if end - known < self._least_tokens:
+            return False
+        opened = self.cache.open(lease.salt, key[: end * TOKEN_BYTES], end)
+        if self.cache.extend(opened.lease, end) is None:
+            self.cache.close(opened.lease)
+            return False
+        self._copy_pages(lease, opened.lease, opened.tokens // self._page_tokens)
+        kept = self._record(opened.lease, key, opened.tokens, end, states)
+        self.cache.close(opened.lease)
+        self._leaving.append(_Leaving(lease, kept))
+        return True
+
+    def _copy_pages(self, lease: Lease, target: Lease, first: int) -> None:
+        for group, (pages, into) in enumerate(zip(lease.pages, target.pages, strict=True)):
+            for page, place in zip(pages[first : len(into)], into[first:], strict=True):
+                self._to_host.pop((group, place), None)
+                self._to_host[group, place] = page
+
+    def _record(self, lease: Lease, key: bytes, at: int, end: int, states: list[Checkpoint]) -> list[Checkpoint]:
+        """File the tokens from `at` on, and the states on the way. Returns those that are copied."""
+        tokens, kept = np.frombuffer(key, np.uint32).tolist(), []
+        for state in states:
+            self.cache.record(lease, tokens[at : state.tokens])
+            at = state.tokens
+            slot = self.cache.checkpoint(lease)
+            if slot is not None:
+                self._states[slot] = state.slot
+                self._device.hold(state)
+                kept.append(state)
+        self.cache.record(lease, tokens[at:end])
+        return kept
+
+    def release(self) -> bool:
+        """Give back the pages of all that have ended, copied or not; whether there were any."""
+        found = bool(self._leaving)
+        while self._leaving:
+            self._give_back()
+        return found
+
+    def _give_back(self) -> None:
+        leaving = self._leaving.popleft()
+        self._device.close(leaving.lease)
+        for state in leaving.states:
+            self._device.unhold(state)
+        self._waits = True
+
+    # And back
+
+    def match(self, salt: str, key: bytes, most: int) -> Match:
+        """How much of a prompt could come back."""
+        return self.cache.match(salt, key, most)
+
+    def read(self, salt: str, key: bytes, tokens: int) -> Opened | None:
+        """Have a prompt's first `tokens` tokens, which were matched, stay until the plan is complete; None without room."""
+        opened = self.cache.open(salt, key, tokens, writes=False)
+        self._reading.append(opened.lease)
+        return opened if opened.tokens == tokens else None
+
+    def restore(self, opened: Opened, lease: Lease, first: int) -> None:
+        """Bring pages `first` and later of what is read back, into a sequence's of the device."""
+        tokens = opened.tokens
+        self.restores += 1
+        partial = {copy.group: copy.source for copy in opened.copies}
+        for group, (pages, into) in enumerate(zip(opened.lease.pages, lease.pages, strict=True)):
+            sources = [*pages[: tokens // self._page_tokens], *([partial[group]] if group in partial else [])]
+            for place in range(first, len(sources)):
+                self._from_host.append(PageCopy(group, sources[place], into[place]))
+
+    # Plans
+
+    def begin_plan(self) -> None:
+        """Give back the pages of those that have had them for long enough."""
+        while self._leaving and self._leaving[0].plans >= LINGERS:
+            self._give_back()
+
+    def take(self) -> HostCopies | None:
+        """What the plan, which is complete, copies; None for nothing."""
+        copies = HostCopies(
+            tuple(PageCopy(group, page, place) for (group, place), page in self._to_host.items()),
+            tuple(StateCopy(slot, place) for place, slot in self._states.items()),
+            tuple(self._from_host), self._waits,
+        )
+        for lease in self._reading:
+            self.cache.close(lease)
+        self.cache.end_plan()
+        for leaving in self._leaving:
+            leaving.plans += 1
+        self._reading, self._to_host, self._states, self._from_host, self._waits = [], {}, {}, [], False
+        return copies if copies != HostCopies() else None
