@@ -7,7 +7,7 @@ of q and k; what that is, and what fold shares with it, is said in state.cuh and
 from __future__ import annotations
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import Card, card
-from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.cuda_function import CudaFunction, compiled
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.gated_delta_verify.ring import MAX_TOKENS, Ring
 
@@ -114,15 +114,8 @@ def source(name: str) -> str:
     return "".join((Path(__file__).parent / file).read_text() for file in files)
 
 
-@cache
-def _function(name: str, macros: tuple[tuple[str, int], ...], shared: int, device: int, capability: int) -> CudaFunction:
-    code = partial(nvrtc.compiled, source(name), dict(macros), f"sm_{capability}")
-    return CudaFunction(code, name, STATE_THREADS + 32 * dict(macros)["EXTRA"], shared, early=True)
-
-
 def _on(device: torch.device, name: str, macros: dict[str, int], shared: int = 0) -> CudaFunction:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _function(name, tuple(macros.items()), shared, index, card(device).capability)
+    return compiled(source(name), name, macros, STATE_THREADS + 32 * macros["EXTRA"], shared, device)
 
 
 def suits(tails: Tensor, states: Tensor, ring: Ring) -> bool:

@@ -6,7 +6,7 @@ CUDA C++ beside low_bit_linear's, whose prelude it shares; started early, so tha
 from __future__ import annotations
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.cuda_function import compiled
 from headrace.kernels.low_bit_linear import cuda as low_bit
 from headrace.kernels.low_bit_linear.around import (
     MOST_OUTPUTS,
@@ -46,7 +46,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
         x = x.contiguous()
     index = torch.cuda.current_device() if x.device.index is None else x.device.index
     x_rows = x_rows_of(rows)
-    kernel = _function(x.dtype == torch.bfloat16, x_rows, index, card(x.device).capability)
+    chosen = macros(x.dtype == torch.bfloat16, x_rows)
+    kernel = compiled(source(), "few_outputs", chosen, 32 * WARPS, few_outputs_bytes(WARPS, x_rows), x.device)
     grid = outputs // ROWS, parts_of(inputs, WARPS, MOST_PARTS), -(-rows // x_rows)
     kernel(grid, weight, x, y, *few_outputs_between(index), rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
     return y
@@ -62,9 +63,3 @@ def source() -> str:
     shared = Path(low_bit.__file__).parent
     files = shared / "prelude.cuh", shared / "few_outputs.cuh", Path(__file__).parent / "few_outputs.cu"
     return "".join(file.read_text() for file in files)
-
-
-@cache
-def _function(bf16: bool, x_rows: int, device: int, capability: int) -> CudaFunction:
-    code = partial(nvrtc.compiled, source(), macros(bf16, x_rows), f"sm_{capability}")
-    return CudaFunction(code, "few_outputs", 32 * WARPS, few_outputs_bytes(WARPS, x_rows), early=True)
