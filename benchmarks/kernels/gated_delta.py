@@ -1,10 +1,9 @@
 """Gated DeltaNet's kernels on a GPU: `PYTHONPATH=src:. python benchmarks/kernels/gated_delta.py [WHAT ...]`, of decode,
-verify, ampere, prefill, fla and profile.
+verify, prefill, fla and profile.
 
 Qwen3.8-27B's shape: 16 key and 48 value heads of 128, bf16 activations, fp16 states. Times are medians of graph replays over
 slots that together are larger than the L2 cache, per call; the floor is bytes read and written / 3.9 TB/s. `fla` compares the
-prefill with fla-core's chunk_gated_delta_rule, which must be installed. `ampere` is decode and verify in the forms for compute
-capability 8.6, compiled for it and left to the driver as PTX.
+prefill with fla-core's chunk_gated_delta_rule, which must be installed.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from headrace.kernels import nvrtc
 from headrace.kernels.causal_conv1d import triton as conv
 from headrace.kernels.gated_delta_mix import MixWeights, cuda
 from headrace.kernels.gated_delta_mix import prefill as long_rows
@@ -31,7 +28,6 @@ from headrace.kernels.gated_delta_verify import triton as verify
 from headrace.kernels.gated_delta_verify.cuda import EXTRA, Form
 from headrace.kernels.gated_rms_norm import triton as norm
 from headrace.kernels.rows import PackedRows
-from headrace.kernels.variant import SHARED_BYTES
 
 KEY_HEADS, HEADS, DIM, WIDTH = 16, 48, 128, 4
 VALUES = HEADS * DIM
@@ -93,43 +89,18 @@ def decode_calls(w: MixWeights, rows: int, sets: int, way: Callable[..., None]) 
 
 def verification() -> None:
     """Forms of the CUDA kernel, the chosen one, Triton's for other shapes, and fold."""
-    verify_head()
-    forms = (Form(1, 1, TOKENS, EXTRA), Form(1, 2, TOKENS, 0), Form(HEADS // KEY_HEADS, 2, TOKENS, 0))
-    for form in forms:
-        verify_line(str(tuple(form)), partial(verify_cuda.gated_delta_verify, chosen=form))
-    verify_line("chosen", verify_cuda.gated_delta_verify)
-    verify_line("Triton", verify.gated_delta_verify)
-    verify_line("fold, in place", fold_before_step)
-
-
-def verify_head() -> None:
     print(f"verify: 1 certain token and 7 drafts, 3 pending; us\n{'form':>26} " + " ".join(f"{rows:>7}" for rows in ROWS))
+    w = weights()
     floors = (f"{2 * rows * STATE_BYTES / BANDWIDTH * 1e6:>7.1f}" for rows in ROWS)
     print(f"{'floor (S read and written)':>26} " + " ".join(floors))
-
-
-def verify_line(name: str, way: Callable[..., object]) -> None:
-    w = weights()
-    took = (microseconds(verify_calls(w, rows, max(3, 128 // rows), way)) for rows in ROWS)
-    print(f"{name:>26} " + " ".join(f"{us:>7.1f}" for us in took), flush=True)
-
-
-def ampere() -> None:
-    own, compiled = verify_cuda.card, nvrtc.compiled
-    cuda.card = verify_cuda.card = lambda device: replace(own(device), capability=86, shared_bytes=SHARED_BYTES[86])  # type: ignore
-    nvrtc.compiled = lambda text, macros, _: compiled(text, macros, "compute_86")
-    cuda._function.cache_clear()
-    verify_cuda._function.cache_clear()
-    w = weights()
-    took = (microseconds(decode_calls(w, rows, max(3, 128 // rows), cuda.decode)) for rows in ROWS)
-    verify_head()
-    print(f"{'decode for sm_86':>26} " + " ".join(f"{us:>7.1f}" for us in took), flush=True)
-    verify_line("chosen for sm_86", verify_cuda.gated_delta_verify)
-    verify_line("fold for sm_86", fold_before_step)
-    cuda.card = verify_cuda.card = own  # type: ignore
-    nvrtc.compiled = compiled
-    cuda._function.cache_clear()
-    verify_cuda._function.cache_clear()
+    forms = (Form(1, 1, TOKENS, EXTRA), Form(1, 2, TOKENS, 0), Form(HEADS // KEY_HEADS, 2, TOKENS, 0))
+    ways: dict[str, Callable[..., object]] = {
+        str(tuple(form)): partial(verify_cuda.gated_delta_verify, chosen=form) for form in forms
+    }
+    ways |= {"chosen": verify_cuda.gated_delta_verify, "Triton": verify.gated_delta_verify, "fold, in place": fold_before_step}
+    for name, way in ways.items():
+        took = (microseconds(verify_calls(w, rows, max(3, 128 // rows), way)) for rows in ROWS)
+        print(f"{name:>26} " + " ".join(f"{us:>7.1f}" for us in took), flush=True)
 
 
 def fold_before_step(
@@ -213,7 +184,7 @@ def profile() -> None:
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or ["decode", "verify", "prefill"]
-    for name, run in (("decode", decode), ("verify", verification), ("ampere", ampere), ("profile", profile)):
+    for name, run in (("decode", decode), ("verify", verification), ("profile", profile)):
         if name in chosen:
             run()
     if "prefill" in chosen or "fla" in chosen:

@@ -33,6 +33,8 @@ EXTRA = 4
 """Warps that a block of one value head can give something to do: two matrices and the convolution's inputs."""
 
 _SPILLS_TOGETHER = (120,)
+"""Compute capabilities for which two blocks of several value heads would not keep to the registers."""
+
 _SIXTEEN = (torch.float16, torch.bfloat16)
 _PITCH = HEAD_DIM + 8
 
@@ -63,7 +65,9 @@ class Layer(NamedTuple):
 
 
 def form(rows: int, longest: int, layer: Layer, on: Card) -> Form:
-    """Sharing what is made of q and k pays where blocks come one after the other."""
+    """Extra warps pay where every block has a processor, and sharing what is made of q and k where one-head blocks do not all
+    run at once.
+    """
     tokens, blocks = _eights(longest), rows * layer.key_heads * layer.ratio
     if layer.state != torch.float16:
         return Form(1, 1, tokens, extra=0)
@@ -71,7 +75,7 @@ def form(rows: int, longest: int, layer: Layer, on: Card) -> Form:
         return Form(1, 1, tokens, EXTRA)
     together = Form(layer.ratio, 2, tokens, extra=0)
     fits = layer.ratio <= 4 and 2 * (shared_bytes(together, layer) + RESERVED_BYTES) <= on.shared_bytes
-    pays = fits and blocks > 5 * on.processors and on.capability not in _SPILLS_TOGETHER
+    pays = fits and blocks > 2 * on.processors and on.capability not in _SPILLS_TOGETHER
     return together if pays else Form(1, 2, tokens, extra=0)
 
 

@@ -449,7 +449,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
   Shared& s = *(Shared*)memory;
   const Heads heads;
   const Thread me;
-  let_next_kernel_start();
   fetch_weights(s, conv, norm, heads, me);
   const int gate_head = WARPS - 1 - me.warp;
   const bool has_gates = gate_head < GROUP;
@@ -470,6 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) verify(
   expect(states, row.slot, heads.value);
   if (EXTRA) share.past.expect(me), share.drafts.expect(), share.make();
   await_previous_kernel();
+  let_next_kernel_start();  // no sooner: kernels that wait in a long row take places from blocks that could run
 
   Incoming rows;
   Gates output_gates;
