@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -94,6 +95,11 @@ def compiled(
     index = torch.cuda.current_device() if device.index is None else device.index
     target = architecture(card(device).capability, wgmma=wgmma)
     return _compiled(text, name, tuple(macros.items()), threads, shared_bytes, index, target)
+
+
+def with_primitives(*files: Path) -> str:
+    """primitives.cuh, which begins every kernel's text, and these files."""
+    return "".join(file.read_text() for file in (Path(__file__).parent / "primitives.cuh", *files))
 
 
 def architecture(capability: int, *, wgmma: bool = False) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import Argument, CudaFunction, compiled
+from headrace.kernels.cuda_function import Argument, CudaFunction, compiled, with_primitives
 from headrace.kernels.paged_attention import forms, hopper
 from headrace.kernels.paged_attention.forms import STEP_KEYS, FewQueries, HopperQueries, ManyQueries, Vectors
 from headrace.kernels.tensor_map import boxes_of_rows
@@ -43,9 +43,9 @@ def suits(inputs: Inputs, gate: Tensor | None, page_tokens: int) -> bool:
 
 @cache
 def source(name: str, text: str = "") -> str:
-    """The prelude, the text and one kernel."""
+    """The preludes, the text and one kernel."""
     directory = Path(__file__).parent
-    return (directory / "prelude.cuh").read_text() + text + (directory / f"{name}.cu").read_text()
+    return with_primitives(directory / "prelude.cuh") + text + (directory / f"{name}.cu").read_text()
 
 
 def shape_macros(
@@ -56,8 +56,8 @@ def shape_macros(
     return {"BF16": bf16, "KIND": kind, "D": dim, "KV": kv_heads, "GROUP": group, "PAGE": page_tokens}
 
 
-def few_macros(form: FewQueries) -> dict[str, int]:
-    return {"WARPS": form.warps, "SLOTS": form.slots, "RESIDENT": form.resident}
+def few_macros(form: FewQueries, *, known: bool) -> dict[str, int]:
+    return {"WARPS": form.warps, "SLOTS": form.slots, "RESIDENT": form.resident, "KNOWN": int(known)}
 
 
 def many_macros(form: ManyQueries) -> dict[str, int]:
@@ -103,9 +103,12 @@ class Attention:
         new = partial(torch.empty, dtype=torch.float32, device=self.out.device)
         return new(items, self.kv, most, self.vectors.dim), new(items, self.kv, most), new(items, self.kv, most)
 
-    def few(self, form: FewQueries, items: Tensor, arrived: Tensor, most: int) -> None:
-        """most: queries of a row for one key head. arrived: zeros [rows, key heads] int32, which they are again afterwards."""
-        macros, sums = self.macros | few_macros(form), self.sums(len(items), most)
+    def few(self, form: FewQueries, items: Tensor, arrived: Tensor, most: int, *, known: bool) -> None:
+        """most: queries of a row for one key head. arrived: zeros [rows, key heads] int32, which they are again afterwards.
+
+        known: the kernel before is qk_norm_rope_kv_write's, behind which nothing but what that one writes may be unfinished.
+        """
+        macros, sums = self.macros | few_macros(form, known=known), self.sums(len(items), most)
         kernel = function("few_queries", macros, 32 * form.warps, form.shared_bytes(self.vectors), self.out.device)
         kernel((self.kv, len(items), 1), *self.inputs, self.gate, self.out, *sums, self.table, items, arrived,
                *self.scalars, most)

@@ -1,4 +1,4 @@
-// What the attention kernels share: C++ for NVRTC, without any header.
+// What the attention kernels share, after primitives.cuh.
 //
 // Macros that the host defines: D (of a head: 128 or 256), KIND (of the pools: 0 fp16, 1 bf16, 2 int8, 3 e4m3; the products are in bf16 for
 // 1, in fp16 for the others), BF16 (queries, gate and output: 1 bf16, 0 fp16), KV (key heads), GROUP (query heads of a key head), PAGE
@@ -8,8 +8,6 @@
 // little. Lane 4 g + c has rows g and g + 8 of A and of the sums, columns 2 c and 2 c + 1 of the sums, and column g of B. Dimensions may be
 // taken in any order if keys and queries agree: a lane's numbers are those that lie side by side in its 16-byte vectors.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
 typedef unsigned long long u64;
 
 #define EIGHT_BITS (KIND >= 2)
@@ -21,30 +19,6 @@ typedef unsigned long long u64;
 #define OUT_UNIT (UNIT / GAIN)                   // what makes values of the sums
 #define SLACK 4.0f                               // sums are shrunk when a logit is this much above the largest one that they know of
 #define NO_KEY __int_as_float(0xff800000)        // minus infinity
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-template <int BYTES> __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
-  int bytes = valid ? BYTES : 0;  // the rest is filled with zeros
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
-// A kernel may start while the one before it still runs, until it asks for that one's results.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void await_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 __device__ __forceinline__ float exp2_of(float x) {
   float y;

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import compiled
+from headrace.kernels.cuda_function import compiled, with_primitives
 from headrace.kernels.quantise_rows.layout import padded
 
 PIECE = 16
@@ -59,4 +59,4 @@ def macros_of(
 
 @cache
 def source() -> str:
-    return (Path(__file__).parent / "quantise_rows.cu").read_text()
+    return with_primitives(Path(__file__).parent / "quantise_rows.cu")

@@ -4,20 +4,6 @@
 // TILED: 1: the codes lie in the order of layout.py; 0: as the row does. GATED: 1: a row of x is a gate and what it lets through, 2 inputs
 // numbers, and silu(gate) times the other, rounded to x's type, is what becomes codes. HALVES: 1: instead of codes, a 256th of
 // each, in fp16, and 256 times the scale.
-typedef unsigned int u32;
-typedef unsigned short u16;
-
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void await_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ float number(u32 pair, int which) {
 #if BF16
   return __uint_as_float(which ? pair & 0xFFFF0000u : pair << 16);
