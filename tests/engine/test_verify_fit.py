@@ -32,7 +32,7 @@ def budget(pages: int, seqs: int, context: int, chunk: int = 32, drafts: int = 0
 
 
 def test_the_demo_model_fits_and_every_line_is_told() -> None:
-    """Weights, pages and tables to the byte; the process's memory, which others use too, near what is planned."""
+    """Weights, pages and tables to the byte; of what steps take no more than is planned."""
     info = load_engine(demo_model_path(), CONFIG, None).info
     notes = [note.removeprefix("verify-fit: ") for note in info.notes if note.startswith("verify-fit")]
     assert notes[0] == "3 sequences of 768 tokens in all, the longest 256"
@@ -67,7 +67,6 @@ def test_one_percent_more_is_borne() -> None:
     words = r"1,011 bytes were taken, 1\.1% more than the 1,000 planned; most of it is sampler: 111 of 100"
     with pytest.raises(ConfigError, match=words):
         check((lines[0], Taken("sampler", 100, 111)))
-    check((lines[0], Taken("sampler", 100, 111)), noise_bytes=11)
 
 
 def test_lines_that_are_measured_together_are_planned_together() -> None:

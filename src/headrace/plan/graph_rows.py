@@ -7,11 +7,12 @@ from headrace.plan.dtypes import Dtypes, itemsize
 
 _LAYER_NODES = 13
 _DRAW_NODES = 20
-_NODE_BYTES = 12_800
+_NODE_BYTES, _DRIVER_BYTES = 3_700, 72 << 20
 _LIBRARY_BYTES = 32 << 20
 _SEGMENT_BYTES = 20 << 20
-"""Measured on an H200 (PyTorch 2.11, driver 580): 840 nodes in a graph of 64 layers, and 95 MB that the driver keeps for nine
-sizes; cuBLAS's workspace for the capturing stream; and what PyTorch's allocator rounds up to."""
+"""Measured on an H200 (PyTorch 2.11, driver 580): for 9 graphs of 840 nodes and of 540 the driver keeps 95 and 88 MB, for 16 of
+540 and their draws 103 MB; cuBLAS's workspace for the capturing stream, where a product is cuBLAS's; and what PyTorch's
+allocator rounds up to."""
 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _STEP = 32
@@ -37,14 +38,17 @@ def draft_widths(drafts: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def graph_bytes(spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0, logit_rows: int = 0) -> int:
+def graph_bytes(
+    spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0, logit_rows: int = 0, *, low_bit: bool = False,
+    library: bool = True,
+) -> int:
     """Device memory of the graphs of steps of up to max_rows rows, and of as many with `drafts` drafts each if there are any.
 
     logit_rows: so many rows of logits are there at once where there are drafts, or one of each row if that is more. The logits
-    and the activations of the largest step, which all graphs share, in whole segments; a library's workspace; and what the
-    driver keeps of every node.
+    and the activations of the largest step, which all graphs share, in whole segments, with sums in float32 unless weights are
+    packed; cuBLAS's workspace if it multiplies any (library); and what the driver keeps of every node.
     """
-    wide = max(4, itemsize(dtypes.compute))
+    wide = itemsize(dtypes.compute) if low_bit else max(4, itemsize(dtypes.compute))
     tokens = max_rows * (1 + drafts)
     logits = max(max_rows, min(tokens, logit_rows)) * spec.vocab_size * itemsize(dtypes.compute)
     activations = tokens * (8 * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * wide
@@ -52,4 +56,5 @@ def graph_bytes(spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0,
     if drafts:
         step_nodes += len(draft_widths(drafts)) * (step_nodes + (1 + drafts) * _DRAW_NODES)
     nodes = len(row_buckets(max_rows)) * step_nodes
-    return logits + activations + _SEGMENT_BYTES + _LIBRARY_BYTES + nodes * _NODE_BYTES
+    shared = logits + activations + _SEGMENT_BYTES + (_LIBRARY_BYTES if library else 0)
+    return shared + _DRIVER_BYTES + nodes * _NODE_BYTES
