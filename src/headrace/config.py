@@ -69,6 +69,9 @@ class EngineConfig:
         None, "Of the cache, bytes for recurrent states kept where conversations resume; if not given, as many states as "
         "sequences, in an eighth of the cache at most.", metavar="N"
     )
+    ram_cache_bytes: int = setting(
+        0, "Host memory for what requests computed, beside the device's; pinned on a GPU.", metavar="N"
+    )
     loop: str = setting(
         "auto", "plain waits for each step before it plans the next; overlapped plans it meanwhile, and gives the same tokens. "
         "auto is overlapped on a GPU.", choices=LOOPS
@@ -127,7 +130,6 @@ class PlanConfig:
                                        metavar="N")
     drafter: str | None = setting(None, "Directory of the drafter for --speculate dflash; the published one if not given.",
                                   metavar="DIR")
-    ram_cache_bytes: int = setting(0, "Host memory for checkpoints and pages.", metavar="N")
     ssd_cache: str | None = setting(None, "Directory for checkpoints and pages that outlive the engine.", metavar="DIR")
     ssd_cache_bytes: int = setting(0, "Most bytes in that directory.", metavar="N")
 

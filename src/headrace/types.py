@@ -296,7 +296,8 @@ class EngineStats:
     """Gauges and running totals of the engine, as /metrics shows them.
 
     kv_pages_used: by running sequences; kv_pages_cached: kept for later ones, and given up where pages are short; *_bytes: of
-    these. prefix_misses: requests by the reason why they were computed from an earlier token than they could have been.
+    these, host_* of what is in host memory. restores_total: requests that began with something from there. prefix_misses:
+    requests by the reason why they were computed from an earlier token than they could have been.
     """
 
     steps: int = 0
@@ -315,6 +316,9 @@ class EngineStats:
     checkpoints_used: int = 0
     checkpoints_total: int = 0
     checkpoint_bytes: int = 0
+    host_pages_bytes: int = 0
+    host_checkpoint_bytes: int = 0
+    restores_total: int = 0
     prefix_hits_total: int = 0
     prefix_misses: tuple[tuple[str, int], ...] = ()
 

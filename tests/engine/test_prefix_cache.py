@@ -190,3 +190,56 @@ def test_preempted_sequences_resume(checkpoint: Path) -> None:
     stats = tight.stats()
     assert answers == expected
     assert stats.preemptions_total > 0 and stats.kv_pages_used == 0 and stats.prefix_hits_total > 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "llama"])
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_two_conversations_take_turns_where_there_is_room_for_one(model_type: str, loop: str, tmp_path: Path) -> None:
+    """What one of them computed makes room for the other's, and comes back from host memory, to the last token."""
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", model_type, seed=8)
+    settings = {"context": 272, "max_seqs": 1, "chunk_tokens": 40, "page_tokens": 4, "gpu_checkpoint_bytes": 60_000}
+    config = EngineConfig(device="cpu", dtype="float64", loop=loop, **settings)  # type: ignore[arg-type]
+    model = find_model(checkpoint, config)
+    lines = dict(build_engine(model, config, None).info.budget)
+    kept = replace(config, cache_bytes=sum(lines.get(name, 0) for name in ("kv pages 0", "state slots", "gpu checkpoints")),
+                   ram_cache_bytes=4_000_000)
+    engine, bare = build_engine(model, kept, None), build_engine(model, replace(config, prefix_cache="off"), None).core
+    core, rng, known, missed = engine.core, random.Random(1), {"a": [], "b": []}, []  # type: ignore[var-annotated]
+    for turn in range(10):
+        name = "ab"[turn % 2]
+        known[name] += [rng.randrange(3, 250) for _ in range(30)]
+        asked = Request(f"{turn}", tuple(known[name]), SamplingParams(temperature=0.7), turn, 22)
+        found, cached = _answer(core, asked)
+        assert found == _answer(bare, asked)[0]
+        missed.append(len(known[name]) - cached - 30)
+        known[name] += found
+    assert len(known["a"]) == 260 and missed[2:] == [1] * 8, "of an answer the last token is not computed"
+    assert core.stats().restores_total >= 3 and any("in host memory" in note for note in engine.info.notes)
+
+
+def _answer(core: EngineCore, request: Request) -> tuple[list[int], int]:
+    core.add(request)
+    tokens, cached = [], 0
+    while core.has_work:
+        for event in core.step():
+            assert event.error is None
+            tokens += event.tokens
+            cached = event.cached_tokens
+    return tokens, cached
+
+
+@pytest.mark.parametrize("most", [0, 5])
+def test_what_comes_back_from_host_memory_in_company(hybrid: Path, most: int) -> None:
+    says, expected, answers = conversation(5, 250), {}, {}
+    settings = {"context": 240, "max_seqs": 4, "chunk_tokens": 24, "page_tokens": 4, "gpu_checkpoint_bytes": 40_000}
+    talk(build(hybrid, None, **settings, prefix_cache="off"), says, 4, 20, expected)
+    drafter = ScriptedDrafter(expected, most, 250, chances=(0.5, 0.9, 1.0)) if most else None
+    config = EngineConfig(device="cpu", dtype="float64", loop="overlapped", **settings)  # type: ignore[arg-type]
+    model = find_model(hybrid, config)
+    lines = dict(build_engine(model, config, None).info.budget)
+    cache_bytes = lines["state slots"] + lines["gpu checkpoints"] + 62 * (lines["kv pages 0"] // 240)
+    core = build_engine(model, replace(config, cache_bytes=cache_bytes, ram_cache_bytes=8_000_000), None, drafter).core
+    talk(core, says, 4, 20, answers)
+    stats = core.stats()
+    assert answers == expected
+    assert stats.restores_total > 0 and stats.preemptions_total > 0 and stats.kv_pages_used == 0

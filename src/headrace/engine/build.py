@@ -113,16 +113,16 @@ def _build_core(
         )
         start.lap("kernels and first prompts")
     execution = resolve_execution(config, hardware, dtypes.compute)
+    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
-        graphs=execution.graphs, graphs_required=config.graphs == "on",
+        graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
     )
     if start.taken:
         more_bytes = torch.cuda.memory_allocated() - others_bytes - start.taken["weights"]
         graphs = runner.graph_bytes
         start.taken |= {"cache": more_bytes} | ({"graphs": graphs["graphs_device"]} if graphs else {})
     start.lap("cache and graphs")
-    prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
     if start.taken:
         _reserve(planned_workspace(budget), place)
         alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, prefixes=prefixes)

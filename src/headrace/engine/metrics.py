@@ -30,6 +30,7 @@ _COUNTERS = (
     ("prompt_tokens", "prompt_tokens_total", "Prompt tokens of admitted requests."),
     ("generation_tokens", "generation_tokens_total", "Tokens generated."),
     ("cached_tokens", "cached_tokens_total", "Prompt tokens that came from the prefix cache."),
+    ("prefix_restores", "restores_total", "Requests that began with something from host memory."),
     ("prefix_hits", "prefix_hits_total", "Requests whose prompts began with something cached."),
 )
 _FIRST_TOKEN_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 180)
@@ -64,6 +65,8 @@ def _cached_bytes(stats: EngineStats) -> Metric:
     family = GaugeMetricFamily("headrace_prefix_bytes", text, labels=("tier", "kind"))
     family.add_metric(("device", "pages"), stats.kv_cached_bytes)
     family.add_metric(("device", "checkpoints"), stats.checkpoint_bytes)
+    family.add_metric(("host", "pages"), stats.host_pages_bytes)
+    family.add_metric(("host", "checkpoints"), stats.host_checkpoint_bytes)
     return family
 
 

@@ -180,8 +180,10 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
     given = [n for n in ("memory_bytes", "memory_fraction", "cache_bytes") if getattr(config, n) is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one")
-    if config.gpu_checkpoint_bytes is not None and config.gpu_checkpoint_bytes < 0:
-        raise ConfigError(f"gpu_checkpoint_bytes must be 0 or more, not {config.gpu_checkpoint_bytes}")
+    for name in ("gpu_checkpoint_bytes", "ram_cache_bytes"):
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"{name} must be 0 or more, not {value}")
     if config.wait_for_gpu < 0:
         raise ConfigError(f"wait_for_gpu must be 0 or more, not {config.wait_for_gpu}")
     if config.context == 1:
@@ -244,9 +246,7 @@ def _fixed_lines(
         more = f" and {drafts} drafts each" if drafts else ""
         why = f"decode steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
         parts = seqs * max(2 * layer.mlp.intermediate for layer in spec.layers) * _SUMMED_BYTES if low_bit else 0
-        library = not low_bit or any(weight.target == "head.weight" and weight.dtype is None for weight in weights.weights)
-        captured = graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS, low_bit=low_bit, library=library)
-        lines.append(BudgetLine("graphs", captured + parts, why))
+        lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS) + parts, why))
     if extras.slot_bytes:
         why = f"{slots} slots of {extras.slot_bytes:,} bytes: {extras.slot_why}"
         lines.append(BudgetLine("draft inputs", slots * extras.slot_bytes, why))
@@ -271,12 +271,11 @@ def _gpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
 
 def _cpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
     width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
-    layers = sizes.tokens * (width + 4 * spec.hidden) * sizes.exact
-    yield BudgetLine("workspace", layers, f"{sizes.tokens} tokens' activations")
+    why = f"{sizes.tokens} tokens' activations"
+    yield BudgetLine("workspace", sizes.tokens * (width + 4 * spec.hidden) * sizes.exact, why)
     rows = logit_rows(sizes.rows, sizes.drafts)
-    if (logits := 3 * rows * spec.vocab_size * sizes.exact) > layers:
-        why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes, the layers' workspace among them"
-        yield BudgetLine("logits workspace", logits - layers, why)
+    if logits := 3 * rows * spec.vocab_size * sizes.exact:
+        yield BudgetLine("logits workspace", logits, f"{rows} rows of logits at once, more of them in slices")
 
 
 def _table_line(

@@ -77,7 +77,7 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value}")
-    for name in ("desktop_bytes", "ram_cache_bytes", "ssd_cache_bytes"):
+    for name in ("desktop_bytes", "ssd_cache_bytes"):
         if getattr(settings, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, not {getattr(settings, name)}")
     check_settings(model.spec, request.engine)
@@ -132,8 +132,8 @@ def _extras(model: Model, settings: PlanConfig, dtypes: Dtypes, drafter: Drafter
 
 
 def _with_staging(extras: Extras, spec: ModelSpec, request: Request, dtypes: Dtypes) -> Extras:
-    """States on their way to host memory or disk, out of the cache's bytes."""
-    elsewhere = request.plan.ram_cache_bytes or request.plan.ssd_cache
+    """States on their way to disk, out of the cache's bytes."""
+    elsewhere = request.plan.ssd_cache
     staged = STAGED_SLOTS * state_bytes_per_sequence(spec, dtypes)
     if request.engine.prefix_cache == "off" or not elsewhere or not staged:
         return extras

@@ -11,6 +11,8 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.budget import state_bytes_per_sequence
 from headrace.plan.dtypes import Dtypes, token_bytes
 
+HOST_STATE_SHARE = 4
+"""Of host memory, one part in so many is for states, of which a conversation has few, and the rest for pages."""
 SPLIT_TOKENS = 256
 """The fewest that a state is kept for where two requests part, or that one waits for: computing them takes a few steps."""
 
@@ -27,12 +29,29 @@ def prefix_settings(
     pages = tuple(layout.page_tokens * size for size in sizes)
     state = state_bytes_per_sequence(spec, dtypes)
     if not state:
+        host, more = host_layout(layout, config, sum(pages), 0)
         policy = flops_per_byte(spec, sum(sizes), 0)
-        return PrefixSettings(policy, layout.page_tokens, page_bytes=pages), "prefix cache: on"
+        return PrefixSettings(policy, layout.page_tokens, page_bytes=pages, host=host), f"prefix cache: on{more}"
     if not layout.checkpoints:
         return None, f"prefix cache: off, the cache has no room for a state of {state:,} bytes beside what must run"
     worth = -(-state // sum(sizes))
     split = min(SPLIT_TOKENS, worth)
     places = CheckpointPlaces(worth, split, chunk_tokens)
-    settings = PrefixSettings(flops_per_byte(spec, sum(sizes), state), split, places, pages, state)
-    return settings, f"prefix cache: on, with {layout.checkpoints} states"
+    host, more = host_layout(layout, config, sum(pages), state)
+    settings = PrefixSettings(flops_per_byte(spec, sum(sizes), state), split, places, pages, state, host)
+    return settings, f"prefix cache: on, with {layout.checkpoints} states{more}"
+
+
+def host_layout(layout: CacheLayout, config: EngineConfig, page_bytes: int, state_bytes: int) -> tuple[CacheLayout | None, str]:
+    """(what ram_cache_bytes buys, the end of a note on it). page_bytes: of a page of every group together."""
+    given = config.ram_cache_bytes
+    if not given:
+        return None, ""
+    if any(group.window is not None for group in layout.groups):
+        return None, "; nothing in host memory, since pages of windows are not kept there yet"
+    states = given // HOST_STATE_SHARE // state_bytes if state_bytes else 0
+    pages = (given - states * state_bytes) // page_bytes
+    if pages < 1 or (state_bytes and not states):
+        return None, f"; nothing in host memory, {given:,} bytes are too few"
+    more = f"; in host memory {pages * layout.page_tokens} tokens" + (f" and {states} states" if states else "")
+    return CacheLayout(layout.groups, layout.page_tokens, (pages,) * len(layout.groups), 0, checkpoints=states), more

@@ -125,8 +125,8 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
         yield f"cards: {layers} layers, one run for each card in order; `serve` uses one card so far, this is arithmetic"
     if settings.speculate not in ("auto", "off"):
         yield f"speculate: {plan.drafter.method}, up to {plan.drafter.drafts} drafts; `serve` has no such flag yet"
-    if settings.ram_cache_bytes:
-        yield f"ram-cache-bytes: {settings.ram_cache_bytes:,} bytes of host memory; `serve` has no such flag yet"
+    if plan.request.engine.ram_cache_bytes:
+        yield f"ram-cache-bytes: {plan.request.engine.ram_cache_bytes:,} bytes of host memory, none of the card's"
     if settings.ssd_cache:
         yield f"ssd-cache: up to {settings.ssd_cache_bytes:,} bytes in {settings.ssd_cache}; `serve` has no such flag yet"
     if settings.kv_scales == "one":

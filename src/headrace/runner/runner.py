@@ -21,6 +21,7 @@ from headrace.runner.draft_batch import short_first, tokens_of
 from headrace.runner.drafting import Drafting
 from headrace.runner.graphs import DecodeGraphs
 from headrace.runner.held import occupy, pool_bytes, total_bytes
+from headrace.runner.host_pools import HostPools
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools, clear_slot
 from headrace.runner.sampler import Drawn, Sampler
@@ -76,6 +77,7 @@ class Runner:
     chunk_tokens: the most prompt tokens of a step. context: the longest sequence. Rows may carry as many drafts as the layout
     has room for. With graphs, on a GPU and a layout with padding, steps of nothing but decoding rows are captured here, and
     replayed. The tokens are the same. A model whose operations cannot be captured runs eagerly, unless graphs are required.
+    host: pages and checkpoints in host memory, if plans copy to and from it.
     """
 
     def __init__(
@@ -90,11 +92,13 @@ class Runner:
         chunk_tokens: int,
         graphs: bool = True,
         graphs_required: bool = False,
+        host: CacheLayout | None = None,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
         self.layout = layout
         self._decoder = decoder
         self._pools = allocate_pools(spec, layout, dtypes, device)
+        self._host = HostPools(spec, host, dtypes, self._pools, layout.pool_slots, device) if host else None
         self._tables = PageTables(layout, context, device)
         self._sampler = Sampler(
             layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32),
@@ -185,14 +189,18 @@ class Runner:
 
     def close(self) -> None:
         """Let go of every tensor."""
-        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs, self._drafting
+        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs, self._drafting, self._host
 
     def _prepare(self, plan: StepPlan) -> None:
         """All that a plan wants done before its rows."""
-        if plan.page_copies:
-            copy_pages(self._pools, plan.page_copies, self._device)
         if plan.checkpoints:
             keep_states(self._pools, plan.checkpoints, self.layout.pool_slots, self._device)
+        if plan.host is not None and self._host is not None:
+            self._host.save(plan.host)
+        if plan.page_copies:
+            copy_pages(self._pools, plan.page_copies, self._device)
+        if plan.host is not None and self._host is not None:
+            self._host.load(plan.host)
         self._admit(plan.admissions)
         if any(admission.pages for admission in plan.admissions):
             self._set_pages((each.slot, update) for each in plan.admissions for update in each.pages)
@@ -205,6 +213,8 @@ class Runner:
         for admission in admissions:
             if admission.checkpoint is None:
                 clear_slot(self._pools, admission.slot)
+            elif admission.from_host and self._host is not None:
+                self._host.resume_state(admission.slot, admission.checkpoint)
             else:
                 resume_state(self._pools, admission.slot, admission.checkpoint, self.layout.pool_slots)
             self._requests[admission.slot] = admission.request

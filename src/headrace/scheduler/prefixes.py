@@ -297,6 +297,21 @@ class Prefixes:
         return sum(pages * size for pages, size in zip(self.pages_cached, self._settings.page_bytes, strict=False))
 
     @property
+    def host_bytes(self) -> tuple[int, int]:
+        """Of pages and of states in host memory."""
+        if self._host is None:
+            return 0, 0
+        cache, sizes = self._host.cache, self._settings.page_bytes
+        pages = sum(pages * size for pages, size in zip(cache.unread_pages, sizes, strict=False))
+        slots = cache.checkpoint_slots
+        return pages, (slots.total - slots.free) * self._settings.checkpoint_bytes
+
+    @property
+    def restores(self) -> int:
+        """Sequences that began with something from host memory."""
+        return self._host.restores if self._host else 0
+
+    @property
     def checkpoints(self) -> tuple[int, int, int]:
         """Checkpoints that are kept, how many can be, and the bytes of those kept."""
         slots = self.cache.checkpoint_slots

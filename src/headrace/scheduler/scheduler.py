@@ -110,6 +110,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         slots, prefixes = self._slots, self._prefixes
         checkpoints_used, checkpoints_total, checkpoint_bytes = prefixes.checkpoints
+        host_pages_bytes, host_checkpoint_bytes = prefixes.host_bytes
         return EngineStats(
             steps=self._steps,
             requests_running=len(self._running),
@@ -127,6 +128,9 @@ class Scheduler:
             checkpoints_used=checkpoints_used,
             checkpoints_total=checkpoints_total,
             checkpoint_bytes=checkpoint_bytes,
+            host_pages_bytes=host_pages_bytes,
+            host_checkpoint_bytes=host_checkpoint_bytes,
+            restores_total=prefixes.restores,
             prefix_hits_total=prefixes.hits,
             prefix_misses=tuple((miss.name.lower(), count) for miss, count in prefixes.misses.items()),
         )
