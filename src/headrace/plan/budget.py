@@ -246,7 +246,9 @@ def _fixed_lines(
         more = f" and {drafts} drafts each" if drafts else ""
         why = f"decode steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
         parts = seqs * max(2 * layer.mlp.intermediate for layer in spec.layers) * _SUMMED_BYTES if low_bit else 0
-        lines.append(BudgetLine("graphs", graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS) + parts, why))
+        library = not low_bit or any(weight.target == "head.weight" and weight.dtype is None for weight in weights.weights)
+        captured = graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS, low_bit=low_bit, library=library)
+        lines.append(BudgetLine("graphs", captured + parts, why))
     if extras.slot_bytes:
         why = f"{slots} slots of {extras.slot_bytes:,} bytes: {extras.slot_why}"
         lines.append(BudgetLine("draft inputs", slots * extras.slot_bytes, why))
@@ -271,11 +273,12 @@ def _gpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
 
 def _cpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
     width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
-    why = f"{sizes.tokens} tokens' activations"
-    yield BudgetLine("workspace", sizes.tokens * (width + 4 * spec.hidden) * sizes.exact, why)
+    layers = sizes.tokens * (width + 4 * spec.hidden) * sizes.exact
+    yield BudgetLine("workspace", layers, f"{sizes.tokens} tokens' activations")
     rows = logit_rows(sizes.rows, sizes.drafts)
-    if logits := 3 * rows * spec.vocab_size * sizes.exact:
-        yield BudgetLine("logits workspace", logits, f"{rows} rows of logits at once, more of them in slices")
+    if (logits := 3 * rows * spec.vocab_size * sizes.exact) > layers:
+        why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes, the layers' workspace among them"
+        yield BudgetLine("logits workspace", logits - layers, why)
 
 
 def _table_line(
