@@ -31,27 +31,35 @@ DEVICES = [
 Answer = tuple[list[int], list[TokenLogprob], int]
 
 
-def make_runner(device: str, dtype: str, kv: str = "") -> Runner:
+PAGES = SLOTS * CONTEXT // PAGE_TOKENS
+
+
+def make_runner(device: str, dtype: str, kv: str = "", pages: int = PAGES, host_pages: int = 0) -> Runner:
     spec = qwen3_5.spec(CONFIG)
     decoder = build_decoder(spec, dtype=getattr(torch, dtype), device=torch.device(device))
     make_weights(decoder)
     decoder.prepare()
     dtypes: Any = Dtypes(dtype, kv or dtype, "float32" if dtype == "float32" else "float16")  # type: ignore[arg-type]
-    pages = SLOTS * CONTEXT // PAGE_TOKENS
-    layout = CacheLayout(cache_groups(spec), PAGE_TOKENS, (pages,), SLOTS, device == "cuda", 0, 12)
-    return Runner(spec, decoder, layout, dtypes, torch.device(device), context=CONTEXT, chunk_tokens=128)
+    groups = cache_groups(spec)
+    layout = CacheLayout(groups, PAGE_TOKENS, (pages,), SLOTS, device == "cuda", 0, 12)
+    host = CacheLayout(groups, PAGE_TOKENS, (host_pages,), 0, checkpoints=8) if host_pages else None
+    return Runner(spec, decoder, layout, dtypes, torch.device(device), context=CONTEXT, chunk_tokens=128, host=host)
 
 
 class Engine:
     """A runner and a loop, whose scheduler is forgotten, and with it all that is cached, whenever a cold run is wanted."""
 
-    def __init__(self, runner: Runner, depth: int) -> None:
-        self._runner, self._depth = runner, depth
+    def __init__(self, runner: Runner, depth: int, settings: PrefixSettings = SETTINGS) -> None:
+        self._runner, self._depth, self._settings = runner, depth, settings
         self.forget()
 
     def forget(self) -> None:
-        scheduler = Scheduler(self._runner.layout, chunk_tokens=128, prefixes=SETTINGS)
+        scheduler = Scheduler(self._runner.layout, chunk_tokens=128, prefixes=self._settings)
         self._core = EngineCore(scheduler, self._runner, depth=self._depth)
+
+    @property
+    def restores(self) -> int:
+        return self._core.stats().restores_total
 
     def answer(self, request: Request) -> Answer:
         self._core.add(request)
@@ -99,3 +107,23 @@ def test_the_next_turn_is_close_to_a_cold_one(kv: str) -> None:
     engine.forget()
     _, cold, _ = engine.answer(Request("cold", known, sampling, 5, 1))
     assert cached == len(known) - 10 and warm[0].logprob == pytest.approx(cold[0].logprob, abs=0.25)
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_comes_back_from_host_memory_has_the_bits_that_went_there(device: str, dtype: str, depth: int) -> None:
+    """A conversation goes on where its pages were given to another in between, as where they were not."""
+    rng = random.Random(9)
+    document, other = (tuple(rng.randrange(1000) for _ in range(count)) for count in (203, 330))
+    sampling, found = SamplingParams(temperature=0.7, logprobs=2), []
+    for pages, host_pages in ((64, 0), (24, 64)):
+        runner = make_runner(device, dtype, "", pages, host_pages)
+        host = CacheLayout(runner.layout.groups, PAGE_TOKENS, (host_pages,), 0, checkpoints=8) if host_pages else None
+        engine = Engine(runner, depth, replace(SETTINGS, host=host))
+        answers = [engine.answer(Request("first", document, sampling, 1, 30))]
+        engine.answer(Request("other", other, sampling, 2, 20))
+        again = (*document, *answers[0][0], *range(40))
+        answers.append(engine.answer(Request("again", again, sampling, 3, 30)))
+        assert engine.restores == (host_pages > 0)
+        found.append(answers)
+    assert found[0] == found[1] and found[0][1][2] == 203 + 29
