@@ -18,7 +18,7 @@ def test_a_run_on_a_cpu(model_type: str, tmp_path: Path) -> None:
     checkpoint = make_tiny_checkpoint(tmp_path / "model", model_type, seed=3)
     settings = prefix.Settings(
         model=str(checkpoint), document=(600,), crowd=("5x300",), question_tokens=7, output_tokens=4, repeat=2, device="cpu",
-        context=700, chunk_tokens=64,
+        context=700, chunk_tokens=64, gpu_checkpoint_bytes=400_000,
     )
     found = prefix.run(settings, Console(quiet=True))
     (document,), (crowd,) = found["documents"], found["crowds"]
@@ -27,6 +27,17 @@ def test_a_run_on_a_cpu(model_type: str, tmp_path: Path) -> None:
     shared = 300 if model_type == "qwen3_5_text" else 288  # of a page in the midst of which they part no more than others have
     assert 4 * shared <= crowd["cached_tokens"] <= 4 * 300 and crowd["of_parts"] > 0
     assert crowd["ttft_ms"]["count"] == 5
+    assert document["interleaved"]["cached_tokens"] == 603 and document["interleaved"]["restores"] == 0
+
+
+def test_a_document_that_comes_back_from_host_memory(tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama", seed=3)
+    settings = prefix.Settings(
+        model=str(checkpoint), document=(600,), question_tokens=7, output_tokens=4, repeat=1, device="cpu", dtype="float32",
+        context=700, chunk_tokens=64, cache_bytes=46 * 16 * 4 * 2 * 2 * 16 * 4, ram_cache_bytes=8_000_000,
+    )
+    (document,) = prefix.run(settings, Console(quiet=True))["documents"]
+    assert document["interleaved"]["cached_tokens"] == 603 and document["interleaved"]["restores"] == 1
 
 
 @pytest.mark.parametrize(

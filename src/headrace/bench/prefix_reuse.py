@@ -55,6 +55,19 @@ class PrefixLLM(WatchedLLM):
             "turn_2_ttft_ms": second.first_s[0] * 1e3, "turn_2_of_turn_1": second.first_s[0] / first.first_s[0],
         }
 
+    def interleaved(self, asked: Conversation) -> dict[str, Any]:
+        """Two conversations that take turns: the first one's turn 2, with the other's turn 1 in between."""
+        salt, (document, other) = self._salt(), self._prompts(2, asked.document)
+        first = self._timed([document], asked.output, salt)
+        self._timed([other], asked.output, salt)
+        again = [*document, *first.completions[0].tokens, *self._prompts(1, asked.question)[0]]
+        before = self._core.stats().restores_total
+        second = self._timed([again], asked.output, salt)
+        return {
+            "cached_tokens": second.completions[0].cached_tokens, "turn_2_ttft_ms": second.first_s[0] * 1e3,
+            "restores": self._core.stats().restores_total - before,
+        }
+
     def crowd(self, asked: Crowd) -> dict[str, Any]:
         """The time of all at once, and of its parts: what they share computed alone, and all at once behind that.
 

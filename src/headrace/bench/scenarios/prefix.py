@@ -1,6 +1,8 @@
 """Measure what the prefix cache saves, in this process: the second turn about a document, and requests that begin alike.
 
 --document 24000 is a document of so many tokens, asked about twice: the second time its keys, values and states are there.
+Then once more with another document in between, which with a small --cache-bytes takes the first one's place: it comes back
+from host memory, if --ram-cache-bytes has any.
 --crowd 64x5820 is 64 requests at once that have 5,820 tokens in common, beside the sum of its parts: those tokens computed
 once, and the requests behind them. Prompts are random token ids, so that no time goes into text.
 """
@@ -18,7 +20,7 @@ from headrace.errors import ConfigError
 
 _ENGINE = (
     "device", "dtype", "kv_dtype", "state_dtype", "loop", "graphs", "chunk_tokens", "context", "max_seqs", "random_weights",
-    "gpu_checkpoint_bytes",
+    "gpu_checkpoint_bytes", "cache_bytes", "ram_cache_bytes",
 )
 _DEFAULT_DOCUMENT, _DEFAULT_CROWD = (24_000,), ("64x5820",)
 _WARM_UP_TOKENS = 8
@@ -51,6 +53,8 @@ class Settings:
     max_seqs: int | None = setting(None, "Most sequences at once; as many as the largest crowd if not given.", metavar="N")
     gpu_checkpoint_bytes: int | None = setting(None, "For states that are kept; as the server has it if not given.",
                                               metavar="N")
+    cache_bytes: int | None = setting(None, "Memory for KV pages and states; as the server has it if not given.", metavar="N")
+    ram_cache_bytes: int | None = setting(None, "Host memory for what was computed; none if not given.", metavar="N")
 
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -78,7 +82,9 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
             conversation = Conversation(tokens, question, output)
             without = llm.turns(conversation, opted_out=True)
             turns = [llm.turns(conversation) for _ in range(settings.repeat)]
-            found = {**_median(turns, "turn_2_of_turn_1"), "uncached_turn_2_ttft_ms": without["turn_2_ttft_ms"], "turns": turns}
+            between = _median([llm.interleaved(conversation) for _ in range(settings.repeat)], "turn_2_ttft_ms")
+            found = {**_median(turns, "turn_2_of_turn_1"), "uncached_turn_2_ttft_ms": without["turn_2_ttft_ms"]}
+            found |= {"interleaved": between, "turns": turns}
             results["documents"].append(found)
             _print_document(console, found)
         for users, shared in crowds:
@@ -107,6 +113,11 @@ def _print_document(console: Console, found: dict[str, Any]) -> None:
         f"a document of {found['document_tokens']} tokens: first token after {found['turn_1_ttft_ms']:.1f} ms; turn 2, "
         f"{found['cached_tokens']} of {found['turn_2_tokens']} tokens cached: {found['turn_2_ttft_ms']:.1f} ms, "
         f"{found['turn_2_of_turn_1']:.2%} (without the cache {found['uncached_turn_2_ttft_ms']:.1f} ms)"
+    )
+    between = found["interleaved"]
+    where = "host memory" if between["restores"] else "the device"
+    console.print(
+        f"  with another document in between {between['turn_2_ttft_ms']:.1f} ms, {between['cached_tokens']} tokens from {where}"
     )
 
 
