@@ -1,10 +1,16 @@
 // What low_bit_linear's prelude.cuh does in assembly, in C++ for cuda_on_cpu.hpp: for fp16 activations, one block after the other.
 static Place gridDim;
 #define launch(columns, rows, ...) (gridDim = {columns, rows, 1}, launch(columns, rows, __VA_ARGS__))
-using std::max;
-using std::min;
 static u32 half_of(u32 pair, int i) { return pair >> 16 * i & 0xFFFF; }
 static u32 subtract2(u32 a, u32 b) { return pack_half(from_half(half_of(a, 0)) - from_half(half_of(b, 0)), from_half(half_of(a, 1)) - from_half(half_of(b, 1))); }
+static u32 multiply2(u32 a, u32 b) { return pack_half(from_half(half_of(a, 0)) * from_half(half_of(b, 0)), from_half(half_of(a, 1)) * from_half(half_of(b, 1))); }
+static u32 add_product2(u32 a, u32 b, u32 c) {  // rounded twice
+  float sum[2];
+  for (int i = 0; i < 2; i++) sum[i] = from_half(half_of(a, i)) * from_half(half_of(b, i)) + from_half(half_of(c, i));
+  return pack_half(sum[0], sum[1]);
+}
+static u32 both_low(u32 pair) { return half_of(pair, 0) * 0x10001; }
+static u32 both_high(u32 pair) { return half_of(pair, 1) * 0x10001; }
 static u32 pack2(float low, float high) { return pack_half(low, high); }
 static float half_to_float(u32 bits) { return from_half(bits); }
 template <u32 MASK> static u32 select_or(u32 word, u32 bits) { return word & MASK | bits; }
@@ -20,3 +26,18 @@ template <class T> static T __ldg(const T* from) { return *from; }
 template <class T> static T __ldcg(const T* from) { return *from; }
 #define __expf(x) expf(x)
 #define __cvta_generic_to_shared(p) (size_t)(p)
+static void __stcg(float4* to, float4 value) { *to = value; }
+static void __stcg(uint4* to, uint4 value) { *to = value; }
+static uint4 look(const float4* at) {
+  uint4 v;
+  memcpy(&v, at, sizeof v);
+  if (v.x == 0xFFFFFFFF) fail("a block waits for one that comes later");
+  return v;
+}
+static u32 from_lane_bits(u32 bits, int source) { return __float_as_uint(from_lane(__uint_as_float(bits), source)); }
+static u32 __shfl_xor_sync(u32, u32 x, int mask) { return from_lane_bits(x, lane() ^ mask); }
+static u32 transpose(u32 a) {
+  const int row = lane() / 4, column = lane() % 4 * 2;
+  const u32 first = from_lane_bits(a, column * 4 + row / 2), second = from_lane_bits(a, column * 4 + 4 + row / 2);
+  return half_of(first, row % 2) | half_of(second, row % 2) << 16;
+}

@@ -66,7 +66,7 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
                 macros = cuda.hopper_macros(wide, tile_forms.hopper_share(wide, rows, outputs, inputs, card))
                 yield build("hopper_rows", text, wide.shared_bytes(formats), **macros)
             else:
-                tall = tile_forms.ampere_rows_form(rows, formats, card)
+                tall = tile_forms.ampere_rows_form(rows, outputs, formats, card)
                 macros = cuda.ampere_macros(tall, tile_forms.ampere_share(tall, rows, outputs, inputs, card))
                 yield build("ampere_rows", cuda.source("ampere_rows"), tall.shared_bytes(formats), **macros)
 

@@ -1,152 +1,200 @@
-// 17 rows and more where there is no wgmma: y = x W^T by m16n8k16 for BLOCK_ROWS rows of x and 128 outputs a tile.
+// 17 rows and more where there is no wgmma: y = x W^T by m16n8k16 for BLOCK_ROWS rows of x and BLOCK_TILES x 16 outputs a tile.
 //
-// A worker (work.cuh) is a block. 8 warps: 4 of 32 outputs each, times 2 halves of the rows. x and W come through a ring of STAGES chunks
-// of the inputs, which goes on from one tile to the next. Macros: BLOCK_ROWS (32 or 64), STAGES, RESIDENT (blocks of a processor), SPLIT.
-#define ACROSS (BLOCK_ROWS / 16)  // eights of rows of a warp
-#define TILE_VECTORS (VECTORS * 32)
-#define WEIGHT_VECTORS (8 * TILE_VECTORS)
-#define X_VECTORS (BLOCK_ROWS * 16)
-#define STAGE_VECTORS (WEIGHT_VECTORS + X_VECTORS + 8 * GROUPS * 2 + (ZEROS ? 4 * GROUPS : 0))
-#define SCALE_WORDS (8 * (GROUP ? GROUPS : 1))  // of a tile
-#define ZERO_WORDS (2 * (GROUP ? GROUPS : 1))
+// A worker (work.cuh) is a block of 8 warps. A warp has 64 outputs, all rows of the tile, and one of K_PARTS equal parts of every chunk of
+// inputs, so that weights are decoded once and what is read of x in shared memory serves 64 outputs; warps of the same outputs add their
+// sums at the tile's end. x and W come through a ring of STAGES chunks, which goes on from one tile to the next. While a step of 16 inputs
+// is multiplied the next one's operands are made, from chunk to chunk too. Macros: BLOCK_ROWS (32 or 64), K_PARTS (2 or 4), STAGES, SPLIT.
+#define ACROSS (BLOCK_ROWS / 8)  // eights of rows
+#define OUTPUT_WARPS (8 / K_PARTS)
+#define BLOCK_TILES (4 * OUTPUT_WARPS)
+#define OWN_TILES (4 / K_PARTS)  // of a warp's four: those whose sums it finishes
+#define OWN_SUMS (OWN_TILES * ACROSS)
+#define PART_STEPS (STEPS / K_PARTS)
+#define PART_BYTES (8 * BITS / K_PARTS)  // of a lane, for one tile of 16 outputs
+#define PART_VECTORS ((PART_BYTES + 15) / 16)
+#define TILE_BYTES (256 * BITS)
+#define TILE_VECTORS (TILE_BYTES / 16)
+#define TILE_THREADS (256 / BLOCK_TILES)  // that copy a tile
+#define WEIGHT_BYTES (BLOCK_TILES * TILE_BYTES)
+#define SCALES_AT (WEIGHT_BYTES + BLOCK_ROWS * 256)
+#define ZEROS_AT (SCALES_AT + BLOCK_TILES * GROUPS * 32)
+#define STAGE_BYTES ((ZEROS_AT + ZEROS * BLOCK_TILES * GROUPS * 8 + 127) / 128 * 128)
+#define EXCHANGED (STAGE_BYTES >= 32768 && OWN_SUMS >= 8 ? 8 : 4)  // sums of a lane that a stage has room for
 
-extern "C" __global__ void __launch_bounds__(256, RESIDENT) ampere_rows(
-    const uint4* __restrict__ packed, const u32* __restrict__ scale, const u32* __restrict__ zero, const u16* __restrict__ x,
+extern "C" __global__ void __launch_bounds__(256, 1) ampere_rows(
+    const uint4* __restrict__ packed, const uint4* __restrict__ scale, const u32* __restrict__ zero, const u16* __restrict__ x,
     u16* __restrict__ y, float4* sums, int rows, int outputs, int inputs, long long x_stride, int waves, int row_band) {
-  extern __shared__ uint4 shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, pair = warp % 4, half = warp / 4;
+  extern __shared__ __align__(128) uint4 shared[];
+  char* const ring = (char*)shared;
+  Work& work = *(Work*)(ring + STAGES * STAGE_BYTES);  // registers are short
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
+  const int first_tile = warp % OUTPUT_WARPS * 4, part = warp / OUTPUT_WARPS;
   const int chunks = inputs / CHUNK, tiles = outputs / 16;
-  const Work work(blockIdx.x, gridDim.x, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, (tiles + 7) / 8, chunks, waves, row_band);
-  const Target target{y, scale, rows, outputs};
+  if (threadIdx.x == 0)
+    work = Work(blockIdx.x, gridDim.x, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, (tiles + BLOCK_TILES - 1) / BLOCK_TILES, chunks, waves, row_band);
+  __syncthreads();
+  const Target target{y, (const u32*)scale, rows, outputs};
 
-  // What this thread copies of the next unit: vectors of W, words of scales and zero points, vectors of x, in the units of each pointer.
-  int unit = 0, step, first_row;
-  u32 weight_at[WEIGHT_VECTORS / 256], scale_at, zero_at;
-  const int x_row = threadIdx.x / 16, x_place = WEIGHT_VECTORS + x_row * 16 + (threadIdx.x % 16 ^ x_row % 8);
+  // What this thread copies next, `left` chunks of a tile: vectors of one tile of W and of rows 32 apart of x, of scales, words of zero points.
+  const uint4 *weights_from, *scales_from;
+  const u32* zeros_from;
   const u16* x_from;
-  auto go_to_unit = [&] {
-    int tile, row_block, output_block;
+  int left, rows_left;
+  u32 weights_to = threadIdx.x / TILE_THREADS * TILE_BYTES + threadIdx.x % TILE_THREADS * 16;
+  u32 x_to = WEIGHT_BYTES + threadIdx.x / 8 * 256 + (threadIdx.x ^ threadIdx.x / 8) % 8 * 16;  // shuffled against bank conflicts
+  auto go_to = [&](int unit) {
+    int tile, step, row_block, output_block;
     work.place(unit, tile, step);
     work.blocks(tile, row_block, output_block);
-#pragma unroll
-    for (int j = 0; j < WEIGHT_VECTORS / 256; j++) {
-      const int i = threadIdx.x + 256 * j;
-      weight_at[j] = (min(output_block * 8 + i / TILE_VECTORS, tiles - 1) * chunks + step) * TILE_VECTORS + i % TILE_VECTORS;
-    }
-    scale_at = (min(output_block * 8 + (int)threadIdx.x / SCALE_WORDS, tiles - 1) * chunks + step) * SCALE_WORDS + threadIdx.x % SCALE_WORDS;
-    zero_at = (min(output_block * 8 + (int)threadIdx.x / ZERO_WORDS, tiles - 1) * chunks + step) * ZERO_WORDS + threadIdx.x % ZERO_WORDS;
-    first_row = row_block * BLOCK_ROWS;
-    x_from = x + (first_row + x_row) * x_stride + threadIdx.x % 16 * 8 + step * CHUNK;
+    left = min(chunks - step, (unit < work.whole ? work.whole : work.count) - unit);
+    auto at = [&](int size) {  // tiles beyond the last are any, their sums are not stored
+      return (long long)(min(output_block * BLOCK_TILES + (int)threadIdx.x / size, tiles - 1) * chunks + step);
+    };
+    weights_from = packed + at(TILE_THREADS) * TILE_VECTORS + threadIdx.x % TILE_THREADS;
+    if (GROUP) scales_from = scale + at(2 * GROUPS + !GROUP) * 2 * GROUPS + threadIdx.x % (2 * GROUPS + !GROUP);
+    if (ZEROS) zeros_from = zero + at(2 * GROUPS + !GROUP) * 2 * GROUPS + threadIdx.x % (2 * GROUPS + !GROUP);
+    const int row = row_block * BLOCK_ROWS + threadIdx.x / 8;
+    rows_left = rows - row;
+    x_from = x + row * x_stride + step * CHUNK + threadIdx.x % 8 * 8;
   };
-  auto advance = [&] {
-    unit++, step++;
-    if (step == chunks || unit == work.whole) {
-      if (unit < work.count) go_to_unit();
-      return;
-    }
-#pragma unroll
-    for (int j = 0; j < WEIGHT_VECTORS / 256; j++) weight_at[j] += TILE_VECTORS;
-    scale_at += SCALE_WORDS, zero_at += ZERO_WORDS, x_from += CHUNK;
+  auto go_on_to = [&](int unit) {
+    weights_from += TILE_VECTORS, x_from += CHUNK;
+    if (GROUP) scales_from += 2 * GROUPS;
+    if (ZEROS) zeros_from += 2 * GROUPS;
+    if (--left == 0 && unit < work.count) go_to(unit);
   };
-  auto copy_weights = [&](uint4* stage) {
+  auto copy_weights = [&](u32 stage, bool any) {
 #pragma unroll
-    for (int j = 0; j < WEIGHT_VECTORS / 256; j++) copy_async<16>(stage + threadIdx.x + 256 * j, packed + weight_at[j]);
-    u32* words = (u32*)(stage + WEIGHT_VECTORS + X_VECTORS);
-    if (threadIdx.x < 64 * GROUPS) copy_async<4>(words + threadIdx.x, scale + scale_at);
-    if (ZEROS && threadIdx.x < 16 * GROUPS) copy_async<4>(words + 64 * GROUPS + threadIdx.x, zero + zero_at);
+    for (int j = 0; j < TILE_VECTORS / TILE_THREADS; j++)
+      copy_async<16>(ring + (stage + weights_to) + j * TILE_THREADS * 16, weights_from + j * TILE_THREADS, any);
+    if (GROUP && threadIdx.x < BLOCK_TILES * GROUPS * 2) copy_async<16>(ring + stage + SCALES_AT + threadIdx.x * 16, scales_from, any);
+    if (ZEROS && threadIdx.x < BLOCK_TILES * GROUPS * 2) copy_async<4>(ring + stage + ZEROS_AT + threadIdx.x * 4, zeros_from, any);
   };
-  auto copy_x = [&](uint4* stage) {  // pieces of 8 numbers, shuffled within a row against bank conflicts
+  auto copy_x = [&](u32 stage, bool any) {
 #pragma unroll
-    for (int j = 0; j < BLOCK_ROWS / 16; j++)
-      copy_async<16>(stage + x_place + j * 256, x_from + j * 16 * x_stride, first_row + x_row + 16 * j < rows);
+    for (int i = 0; i < BLOCK_ROWS / 32; i++)
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        copy_async<16>(ring + (stage + x_to) + i * 8192 + j * 128, x_from + i * 32 * x_stride + j * 64, any && rows_left > i * 32);
   };
 
   let_next_kernel_start();
-  go_to_unit();
+  go_to(0);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++, advance())
-    if (unit < work.count) copy_weights(shared + i * STAGE_VECTORS);
+  for (int unit = 0; unit < STAGES - 1; go_on_to(++unit)) copy_weights(unit * STAGE_BYTES, unit < work.count);
   await_previous_kernel();  // the weights need not wait for what makes x
-  unit = 0;
-  go_to_unit();
+  go_to(0);
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++, advance()) {
-    if (unit < work.count) copy_x(shared + i * STAGE_VECTORS);
+  for (int unit = 0; unit < STAGES - 1; go_on_to(++unit)) {
+    copy_x(unit * STAGE_BYTES, unit < work.count);
     commit_copies();  // the first group also holds all weights so far
   }
 
-  float total[8 * ACROSS];  // [2 tiles][ACROSS][4]
-  int slot = 0;
-  auto add_chunk = [&] {
+  // Tiles are in a warp's own order, those first that it finishes: tile t is its t ^ part OWN_TILES th. Bytes of a stage:
+  const int own_tile = first_tile + part * OWN_TILES, own_group = GROUP ? part * PART_STEPS / GROUP_STEPS : 0;
+  u32 own_weights = own_tile * TILE_BYTES + part * PART_BYTES / 16 * 512 + part * PART_BYTES % 16 + lane * 16;
+  u32 own_scales = SCALES_AT + (own_tile * GROUPS + own_group) * 32 + g * 4, own_zeros = ZEROS_AT + (own_tile * GROUPS + own_group) * 8 + g;
+  u32 own_x = WEIGHT_BYTES + (lane / 16 * 8 + lane % 8) * 256 + (part * PART_STEPS * 2 + lane / 8 % 2 ^ lane % 8) * 16;
+  asm volatile("" : "+r"(own_weights), "+r"(own_scales), "+r"(own_x), "+r"(weights_to), "+r"(x_to));  // not to be computed for each chunk
+
+  float total[16 * ACROSS];  // [4 tiles][ACROSS][4]
+  u32 stage = 0, free_stage = (STAGES - 1) * STAGE_BYTES, a[4][4], b[ACROSS / 2][4];  // operands of the step that is multiplied next
+  auto multiply_step = [&] {
+#pragma unroll
+    for (int t = 0; t < 4; t++)
+#pragma unroll
+      for (int n = 0; n < ACROSS; n++) mma(*(float(*)[4])(total + 4 * (t * ACROSS + n)), a[t], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+  };
+  GroupScale group[4];
+  if (!GROUP)
+#pragma unroll
+    for (int t = 0; t < 4; t++) group[t].set(0, 0);
+  auto add_chunk = [&](int unit) {  // its last step is multiplied with the next chunk
     await_copies<STAGES - 2>();
     __syncthreads();
-    if (unit < work.count) {
-      uint4* stage = shared + (slot == 0 ? STAGES - 1 : slot - 1) * STAGE_VECTORS;
-      copy_weights(stage);
-      copy_x(stage);
+    uint4 w[4][PART_VECTORS];
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+      const char* const from = ring + (stage + (own_weights ^ t * TILE_BYTES));
+      if (PART_BYTES == 8) {
+        const uint2 half = *(const uint2*)from;
+        w[t][0] = make_uint4(half.x, half.y, 0, 0);
+      } else
+#pragma unroll
+        for (int i = 0; i < PART_VECTORS; i++) w[t][i] = *(const uint4*)(from + i * 512);
     }
+    copy_weights(free_stage, unit + STAGES - 1 < work.count);
+    copy_x(free_stage, unit + STAGES - 1 < work.count);
     commit_copies();
-    advance();
-    const uint4* stage = shared + slot * STAGE_VECTORS;
-    const u32* words = (const u32*)(stage + WEIGHT_VECTORS + X_VECTORS);
-    const uint4* xs = stage + WEIGHT_VECTORS + (half * (BLOCK_ROWS / 2) + lane % 8) * 16;
 #pragma unroll
-    for (int part = 0; part < 2; part++) {  // of 64 inputs
-      uint4 w[2][VECTORS / 2];
+    for (int s = 0; s < PART_STEPS; s++) {
+      multiply_step();
 #pragma unroll
-      for (int i = 0; i < VECTORS; i++)
-        w[i / (VECTORS / 2)][i % (VECTORS / 2)] = stage[((pair * 2 + i / (VECTORS / 2)) * VECTORS + part * (VECTORS / 2) + i % (VECTORS / 2)) * 32 + lane];
+      for (int n = 0; n < ACROSS; n += 2) load_matrices(b[n / 2], (const uint4*)(ring + (stage + (own_x ^ s * 32)) + n * 2048));  // of 16 rows; a lane names one
 #pragma unroll
-      for (int block = 0; block < 2; block++) {  // of 32 inputs
-        const int group = GROUP ? (part * 4 + block * 2) / GROUP_STEPS : 0;
-        u32 a[2][2][4];
-#pragma unroll
-        for (int t = 0; t < 2; t++) {
-          u32 z[2];
-          symmetric_points(z);
-          if (ZEROS) zero_points(z, words[64 * GROUPS + ((pair * 2 + t) * GROUPS + group) * 2 + g / 4] >> 8 * (g % 4));
-          decode(a[t][0], w[t], block * 2, z);
-          decode(a[t][1], w[t], block * 2 + 1, z);
-          if (GROUP) {
-            const u32 s = words[((pair * 2 + t) * GROUPS + group) * 8 + g];
-            const float low = low_number(s, SCALE_BF16), high = high_number(s, SCALE_BF16);
-            const u32 pairs[2] = {pack2(low, low), pack2(high, high)};
-#pragma unroll
-            for (int i = 0; i < 8; i++) a[t][i / 4][i % 4] = multiply2(a[t][i / 4][i % 4], pairs[i % 2]);
-          }
+      for (int t = 0; t < 4; t++) {
+        if (GROUP && s % GROUP_STEPS == 0) {
+          const u32 pair = *(const u32*)(ring + (stage + (own_scales ^ t * GROUPS * 32)) + s / GROUP_STEPS * 32);
+          group[t].set(pair, ZEROS ? *(const unsigned char*)(ring + (stage + (own_zeros ^ t * GROUPS * 8)) + s / GROUP_STEPS * 8) : 0);
         }
-#pragma unroll
-        for (int n = 0; n < ACROSS; n++) {
-          u32 b[4];
-          load_matrices(b, xs + n * 128 + (part * 8 + block * 4 + lane / 8 ^ lane % 8));
-#pragma unroll
-          for (int t = 0; t < 2; t++) {
-            mma(*(float(*)[4])(total + 4 * (t * ACROSS + n)), a[t][0], b[0], b[1]);
-            mma(*(float(*)[4])(total + 4 * (t * ACROSS + n)), a[t][1], b[2], b[3]);
-          }
-        }
+        group[t].decode_step(a[t], w[t], s);
       }
     }
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
+    go_on_to(unit + STAGES);
+    free_stage = stage;
+    stage = stage == (STAGES - 1) * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
   };
 
-  const Shared<2 * ACROSS, 4, 8> shared_sums{work, sums + warp * 2 * ACROSS * 32 + lane, 8 * 2 * ACROSS * 32};
+  auto add_parts = [&] {  // through the stage that was used last: what other warps finish is sent, what is this one's is received
+    float4* const room = (float4*)(ring + free_stage) + lane;
+#pragma unroll
+    for (int away = 1; away < K_PARTS; away++)
+#pragma unroll
+      for (int first = 0; first < OWN_SUMS; first += EXCHANGED) {
+        float4* const to = room + (warp % OUTPUT_WARPS + (part ^ away) * OUTPUT_WARPS) * EXCHANGED * 32;
+        const float4* const from = room + warp * EXCHANGED * 32;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < EXCHANGED; i++) {
+          const float* sum = total + 4 * (away * OWN_SUMS + first + i);
+          to[i * 32] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < EXCHANGED; i++) {
+          const float4 v = from[i * 32];
+          float* sum = total + 4 * (first + i);
+          sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+        }
+      }
+    if (SMALL)
+#pragma unroll
+      for (int i = 0; i < 4 * OWN_SUMS; i++) total[i] *= SMALL_INVERSE;
+  };
+  const Shared<OWN_SUMS, 4, 8> shared_sums{work, sums + warp * OWN_SUMS * 32 + lane, 8 * OWN_SUMS * 32};
   auto store = [&](float4 sum, int tile, int i) {
     int row_block, output_block;
     work.blocks(tile, row_block, output_block);
-    target.store(sum, row_block * BLOCK_ROWS + half * (BLOCK_ROWS / 2) + i % ACROSS * 8, output_block * 8 + pair * 2 + i / ACROSS);
+    target.store(sum, row_block * BLOCK_ROWS + i % ACROSS * 8, output_block * BLOCK_TILES + own_tile + i / ACROSS);
   };
-  for (int at = 0; at < work.count;) {
+  for (int unit = 0; unit < work.count;) {
+    const int begin = unit;
     int tile, from;
-    work.place(at, tile, from);
-    const int length = min(chunks - from, work.count - at);
+    work.place(begin, tile, from);
+    const int end = unit + min(chunks - from, work.count - unit);
 #pragma unroll
-    for (int i = 0; i < 8 * ACROSS; i++) total[i] = 0;
-    for (int i = 0; i < length; i++) add_chunk();
-    at += length;
-    if (!shared_sums.collect(total, tile, from, length)) continue;
+    for (int i = 0; i < 16 * ACROSS; i++) total[i] = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * ACROSS; i++) store(make_float4(total[4 * i], total[4 * i + 1], total[4 * i + 2], total[4 * i + 3]), tile, i);
+    for (int i = 0; i < 16; i++) a[i / 4][i % 4] = 0;  // nothing is multiplied with the first chunk
+#pragma unroll
+    for (int i = 0; i < 2 * ACROSS; i++) b[i / 4][i % 4] = 0;
+    for (; unit < end; unit++) add_chunk(unit);
+    multiply_step();
+    add_parts();
+    work.place(begin, tile, from);
+    if (!shared_sums.collect(total, tile, from, end - begin)) continue;
+#pragma unroll
+    for (int i = 0; i < OWN_SUMS; i++) store(make_float4(total[4 * i], total[4 * i + 1], total[4 * i + 2], total[4 * i + 3]), tile, i);
   }
   shared_sums.finish(store);
 }

@@ -29,7 +29,8 @@ from headrace.kernels.tensor_map import TensorMap, boxes_of_rows, boxes_of_words
 MOST_FEW_ROWS = 8
 MOST_FUSED_ROWS = 256
 WORKSPACE_BYTES = 64 * 2**20
-_BESIDE = {"few_rows": ("few_outputs.cuh",), "hopper_rows": ("work.cuh",), "ampere_rows": ("work.cuh",)}
+_BESIDE = {"few_rows": ("few_outputs.cuh",), "hopper_rows": ("work.cuh", "group_scale.cuh"),
+           "ampere_rows": ("work.cuh", "group_scale.cuh")}
 """What sources begin with besides the prelude."""
 
 
@@ -126,7 +127,7 @@ def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
 
 
 def ampere_macros(form: AmpereRows, share: Share) -> dict[str, int]:
-    return {"BLOCK_ROWS": form.block_rows, "STAGES": form.stages, "RESIDENT": form.resident, "SPLIT": int(share.split)}
+    return {"BLOCK_ROWS": form.block_rows, "K_PARTS": form.k_parts, "STAGES": form.stages, "SPLIT": int(share.split)}
 
 
 def many_rows(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: ManyRows | None = None) -> None:
@@ -176,7 +177,7 @@ def ampere_rows(
     """Writes y; any number of rows."""
     (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
     formats = formats_of(x, packed, scale, zero)
-    form = form or tile_forms.ampere_rows_form(rows, formats, here)
+    form = form or tile_forms.ampere_rows_form(rows, outputs, formats, here)
     share = tile_forms.ampere_share(form, rows, outputs, inputs, here)
     kernel = function("ampere_rows", formats | ampere_macros(form, share), 256, form.shared_bytes(formats), x.device)
     kernel((share.workers, 1, 1), packed, scale, zero, x, y, _sums(x.device), rows, outputs, inputs,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headrace.kernels.card import Card
-from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, Formats
-from headrace.kernels.low_bit_linear.layout import INPUTS
+from headrace.kernels.low_bit_linear.forms import Formats
+from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 
 LEAST_ROWS = 17
 _BAND_ROWS = 2048
@@ -20,6 +20,9 @@ _EVENLY = 0.95
 """Workers that have whole tiles only are better than so many times more that share some."""
 _REGISTERS, _REGISTER_STEP = 65_536, 8
 _MOST_STAGES = 12
+_LINE_BYTES = 128
+_WORK_BYTES = 128
+"""Of a block: work.cuh's Work, where it lies in shared memory."""
 _SWIZZLE_BYTES = 1024
 
 
@@ -79,16 +82,21 @@ class HopperRows:
 
 @dataclass(frozen=True, slots=True)
 class AmpereRows:
-    """Rows of x of a tile, chunks of 128 inputs in flight, blocks of a processor."""
+    """Rows of x of a tile, warps of the same outputs (each has a part of a chunk's inputs), chunks of 128 inputs in flight."""
 
     block_rows: int
-    stages: int
-    resident: int
+    k_parts: int
+    stages: int = 4
+
+    @property
+    def block_outputs(self) -> int:
+        return 64 * 8 // self.k_parts
 
     def shared_bytes(self, formats: Formats) -> int:
-        words = INPUTS // formats["GROUP"] if formats["GROUP"] else 0
-        weights = BLOCK_OUTPUTS * INPUTS * formats["BITS"] // 8
-        return self.stages * (weights + self.block_rows * INPUTS * 2 + 8 * words * (32 + 8 * formats["ZEROS"]))
+        groups = INPUTS // formats["GROUP"] if formats["GROUP"] else 0
+        tile = 2 * INPUTS * formats["BITS"] + groups * (32 + 8 * formats["ZEROS"])
+        stage = self.block_outputs // ROWS * tile + self.block_rows * INPUTS * 2
+        return self.stages * (-(-stage // _LINE_BYTES) * _LINE_BYTES) + _WORK_BYTES
 
 
 HOPPER_FORMS = {  # and microseconds for one chunk of a tile
@@ -156,16 +164,20 @@ def hopper_share(form: HopperRows, rows: int, outputs: int, inputs: int, card: C
     return share(row_blocks, output_blocks, inputs, form.resident * card.processors)
 
 
-def ampere_rows_form(rows: int, formats: Formats, card: Card) -> AmpereRows:
+def ampere_rows_form(rows: int, outputs: int, formats: Formats, card: Card) -> AmpereRows:
+    """Wide tiles read x less often; of narrow ones there are enough for all processors where outputs are few."""
     block_rows = 32 if rows <= 32 else 64
-    stages = max(s for s in (2, 3, 4) if AmpereRows(block_rows, s, 1).shared_bytes(formats) <= card.shared_bytes)
-    resident = 2 if AmpereRows(block_rows, stages, 2).shared_bytes(formats) <= _room(card, 2) else 1
-    return AmpereRows(block_rows, stages, resident)
+    wide = AmpereRows(block_rows, 2)
+    many = -(-rows // block_rows) * -(-outputs // wide.block_outputs) >= card.processors
+    form = wide if many and formats["BITS"] == 4 else AmpereRows(block_rows, 4)
+    while form.shared_bytes(formats) > card.shared_bytes:
+        form = replace(form, stages=form.stages - 1)
+    return form
 
 
 def ampere_share(form: AmpereRows, rows: int, outputs: int, inputs: int, card: Card) -> Share:
-    row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // BLOCK_OUTPUTS)
-    return share(row_blocks, output_blocks, inputs, form.resident * card.processors)
+    row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // form.block_outputs)
+    return share(row_blocks, output_blocks, inputs, card.processors)
 
 
 def _room(card: Card, resident: int) -> int:
