@@ -177,6 +177,32 @@ def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poison
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [17, 33, 65, 300])
+@pytest.mark.parametrize("shape", [*LARGE, (34_816, 512, 128, False, torch.bfloat16, torch.bfloat16)], ids=str)
+def test_kernel_without_wgmma_on_a_gpu(shape: tuple[Any, ...], rows: int) -> None:
+    """On any card: right, and the same bits in a graph, in which sums pass from block to block."""
+    outputs, inputs, group, zeros, dtype, scale_dtype = shape
+    case = cases.Case("", rows, outputs, inputs, group, zeros, True, scale=scale_dtype)
+    packed, scale, zero = (None if t is None else t.cuda() for t in cases.weight(case, torch.Generator().manual_seed(rows)))
+    x = torch.randn(rows, inputs, dtype=dtype, generator=torch.Generator().manual_seed(rows)).cuda()
+    expected = x.float() @ reference.dequantized(packed, scale, zero, dtype=torch.float32).T
+    tile_(packed, scale, zero)
+    made = [torch.full((rows, outputs), float("nan"), dtype=dtype, device="cuda") for _ in range(8)]
+    for card in (CARDS[0], cuda.card(x.device)):
+        form = tile_forms.ampere_rows_form(rows, outputs, cuda.formats_of(x, packed, scale, zero), card)
+        cuda.ampere_rows(x, packed, scale, zero, made[0], form)
+        agree((made[0],), (expected,), dtype)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for y in made[1:]:
+                cuda.ampere_rows(x, packed, scale, zero, y, form)
+        graph.replay()
+        assert all(torch.equal(y, made[0]) for y in made[1:])
+        for y in made:
+            y.fill_(float("nan"))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [32, 64, 96, 128, 256, 600])
 def test_shared_tiles_have_the_same_bits_every_time_on_a_gpu(rows: int) -> None:
     """Alone, one after the other, and in a graph that is replayed: sums pass from block to block."""
