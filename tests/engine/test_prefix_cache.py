@@ -121,6 +121,40 @@ def test_hit_equals_miss_in_every_case(checkpoint: Path) -> None:
     check(checkpoint, [(chunk, case) for chunk in CHUNKS for case in CASES])
 
 
+def check_host(checkpoint: Path, pairs: Sequence[tuple[int, Case]]) -> None:
+    """What is shared was computed and has made room for something else before all are asked at once."""
+    settings = {**SETTINGS, "context": 248, "gpu_checkpoint_bytes": 60_000}
+    with LLM(checkpoint, device="cpu", dtype="float64", chunk_tokens=64, prefix_cache="off", **SETTINGS) as llm:
+        cold = {(case.residue, case.lengths): [each.tokens for each in llm.generate(case.prompts(), case.params(""))]
+                for _, case in pairs}
+        lines = dict(llm.info.budget)
+    page = lines["kv pages 0"] // (AT_ONCE * 1000 // PAGE)
+    cache_bytes = lines.get("state slots", 0) + (60_000 if "state slots" in lines else 0) + page * 31
+    for number, (chunk, case) in enumerate(pairs):
+        small = {**settings, "cache_bytes": cache_bytes, "ram_cache_bytes": 1_000_000}
+        with LLM(checkpoint, device="cpu", dtype="float64", chunk_tokens=chunk, **small) as llm:
+            llm.generate([case.prefix()], SamplingParams(max_tokens=1))
+            llm.generate([[number % 200 + 3] * 243], SamplingParams(max_tokens=2))
+            found = llm.generate(case.prompts(), case.params(""))
+            assert [each.tokens for each in found] == cold[case.residue, case.lengths], (chunk, case)
+            assert found[0].cached_tokens == len(case.prefix()) and llm._core.stats().restores_total > 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "llama"])
+def test_hit_in_host_memory_equals_miss(model_type: str, tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", model_type, seed=4)
+    check_host(checkpoint, random.Random(9).sample([(chunk, case) for chunk in CHUNKS for case in CASES], 24))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "llama"])
+def test_hit_in_host_memory_equals_miss_in_many_cases(model_type: str, tmp_path: Path) -> None:
+    """A fifth of all: each needs a cache of its own."""
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", model_type, seed=4)
+    every = [(chunk, case) for chunk in CHUNKS for case in CASES]
+    check_host(checkpoint, random.Random(10).sample(every, len(every) // 5))
+
+
 def build(checkpoint: Path, drafter: Drafter | None, **settings: object) -> EngineCore:
     config = EngineConfig(device="cpu", dtype="float64", **{**SETTINGS, **settings})  # type: ignore[arg-type]
     return build_engine(find_model(checkpoint, config), config, None, drafter).core

@@ -1,0 +1,24 @@
+"""Which pages are copied together."""
+
+from __future__ import annotations
+
+import random
+
+from headrace.runner.host_pools import runs
+from headrace.types import PageCopy
+
+
+def test_pages_side_by_side_are_one_copy() -> None:
+    copies = [PageCopy(0, 5, 2), PageCopy(0, 4, 1), PageCopy(0, 6, 4), PageCopy(1, 7, 5), PageCopy(1, 8, 6), PageCopy(0, 3, 0)]
+    assert list(runs(copies)) == [(0, 3, 0, 3), (0, 6, 4, 1), (1, 7, 5, 2)]
+    assert list(runs([])) == []
+
+
+def test_every_page_goes_where_it_should() -> None:
+    rng = random.Random(2)
+    for _ in range(50):
+        targets = rng.sample(range(20), 12)
+        copies = [PageCopy(rng.randrange(2), rng.randrange(20), target) for target in targets]
+        found = {(group, to + i): at + i for group, at, to, count in runs(copies) for i in range(count)}
+        assert found == {(copy.group, copy.target): copy.source for copy in copies}
+        assert sum(count for *_, count in runs(copies)) == len(copies)
