@@ -25,7 +25,7 @@ class PrefixCache:
     """checkpoint_slots: slots for recurrent states, None for a model without any, which may be resumed at every token.
 
     The order of a plan: open() and extend() as often as needed, then end_plan(); what the plan's rows compute is recorded after
-    that, so that no sequence of the same plan starts from it. The runner does a plan's page copies first, in their order.
+    that, so that no sequence of the same plan starts from it. A plan's page copies are done before anything writes a page.
     """
 
     def __init__(self, layout: CacheLayout, policy: Policy, checkpoint_slots: int | None = None) -> None:
