@@ -28,13 +28,10 @@ from benchmarks.kernels.low_bit_linear import SHAPES, copies_beyond_l2, make_wei
 from headrace.kernels import card as cards
 from headrace.kernels import nvrtc
 from headrace.kernels.card import Card
-from headrace.kernels.causal_conv1d import triton as conv
 from headrace.kernels.cuda_function import CudaFunction
 from headrace.kernels.gated_delta_mix import cuda as mix
-from headrace.kernels.gated_delta_mix.split import split_gates, split_qkv
-from headrace.kernels.gated_delta_rule import triton as rule
+from headrace.kernels.gated_delta_mix import gated_delta_mix
 from headrace.kernels.gated_delta_verify import cuda as verify
-from headrace.kernels.gated_rms_norm import triton as norm
 from headrace.kernels.low_bit_linear import low_bit_linear
 from headrace.kernels.rows import PackedRows
 from headrace.kernels.variant import SHARED_BYTES
@@ -158,27 +155,21 @@ def prefill(table: Table) -> None:
             layers = Layers(_small(scenario) if table.once else scenario)
             table.lone(f"attention {scenario.name} {scenario.kv}", scenario.kv_bytes, scenario.flops, layers.calls())
     for tokens in PREFILL_TOKENS:
-        for name, nbytes, call in _gated_delta_prefill(tokens):
-            table.lone(f"gated delta {name}, {tokens} tokens", nbytes, 0, [call] * 3)
+        nbytes = 2 * tokens * (gated_delta.CHANNELS + 2 * gated_delta.VALUES)  # inputs, gate, output
+        table.lone(f"gated delta, {tokens} tokens", nbytes, 0, [_gated_delta_prefill(tokens)] * 3)
 
 
 def _small(scenario: Scenario) -> Scenario:
     return replace(scenario, rows=tuple((min(n, 512), min(n, 512) + 512 * (length > n)) for n, length in scenario.rows))
 
 
-def _gated_delta_prefill(tokens: int) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """Name, bytes read and written, and call of each operation of one prompt."""
-    g, normal, w = gated_delta, gated_delta.normal, gated_delta.weights()
-    packed, slots = PackedRows((tokens,), g.DEVICE), torch.arange(1, device=g.DEVICE)
-    states, tails = (0.1 * normal(1, g.HEADS, g.DIM, g.DIM)).half(), normal(1, g.WIDTH - 1, g.CHANNELS)
-    qkvz, ab, qkv = normal(tokens, g.CHANNELS + g.VALUES), normal(tokens, 2 * g.HEADS), normal(tokens, g.CHANNELS).half()
-    (q, k, v), (a, b) = split_qkv(qkv, states), split_gates(ab)
-    y, z = normal(tokens, g.HEADS, g.DIM).half(), qkvz[:, g.CHANNELS :].view(tokens, g.HEADS, g.DIM)
-    yield "convolution", 4 * tokens * g.CHANNELS, partial(
-        conv.causal_conv1d, qkvz[:, : g.CHANNELS], w.conv, tails, slots, packed, 2, torch.float16)
-    yield "rule", 2 * tokens * (g.CHANNELS + g.VALUES + 2 * g.HEADS) + 2 * g.STATE_BYTES, partial(
-        rule.gated_delta_rule, q, k, v, a, b, w.a_log, w.dt_bias, states, slots, packed)
-    yield "norm", 6 * tokens * g.VALUES, partial(norm.gated_rms_norm, y, z, w.norm, w.eps, torch.bfloat16)
+def _gated_delta_prefill(tokens: int) -> Callable[[], Any]:
+    """Convolution, rule and norm of one prompt."""
+    g = gated_delta
+    states, tails = (0.1 * g.normal(1, g.HEADS, g.DIM, g.DIM)).half(), g.normal(1, g.WIDTH - 1, g.CHANNELS)
+    qkvz, ab = g.normal(tokens, g.CHANNELS + g.VALUES), g.normal(tokens, 2 * g.HEADS)
+    slots = torch.arange(1, device=g.DEVICE)
+    return partial(gated_delta_mix, qkvz, ab, g.weights(), tails, states, slots, PackedRows((tokens,), g.DEVICE))
 
 
 PARTS = {"linear": linear, "attention": attention_rows, "gated_delta": gated_delta_rows}
