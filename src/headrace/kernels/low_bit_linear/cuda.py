@@ -120,9 +120,9 @@ def many_macros(form: ManyRows) -> dict[str, int]:
 
 def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
     return {
-        "BLOCK_ROWS": form.block_rows, "WARPGROUPS": form.warpgroups, "HALVES": form.halves, "BATCHES": form.batches,
-        "BUFFERS": form.buffers, "STAGES": form.stages, "RESIDENT": form.resident, "REGISTERS": form.registers,
-        "COPY_REGISTERS": form.copy_registers, "SPLIT": int(share.split),
+        "BLOCK_ROWS": form.block_rows, "WARPGROUPS": form.warpgroups, "PARTS_OF_CHUNK": form.parts, "STAGES": form.stages,
+        "RESIDENT": form.resident, "REGISTERS": form.registers, "COPY_REGISTERS": form.copy_registers,
+        "SPLIT": int(share.split),
     }
 
 
@@ -163,11 +163,11 @@ def hopper_rows(
 
 
 def _boxes(packed: Tensor, scale: Tensor, formats: Mapping[str, int], form: HopperRows) -> tuple[TensorMap, TensorMap]:
-    """A stage's weights and scales: of all warps that multiply."""
-    words, warps = 32 * formats["BITS"], 4 * form.warpgroups  # of a tile's half chunk; 16 outputs each
-    tiles, halves = len(packed) // ROWS, packed.numel() * packed.element_size() // (4 * words * (len(packed) // ROWS))
-    groups = max(1, form.scale_groups(formats))
-    return (boxes_of_words(packed, (words, halves, tiles), (words, form.halves, warps)),
+    """A chunk's weights and scales: of all warps that multiply."""
+    words, warps, tiles = 32 * formats["BITS"], 4 * form.warpgroups, len(packed) // ROWS  # words: of a tile's half chunk
+    halves = packed.numel() * packed.element_size() // (4 * words * tiles)
+    groups = INPUTS // formats["GROUP"] if formats["GROUP"] else 1
+    return (boxes_of_words(packed, (words, halves, tiles), (words, 2, warps)),
             boxes_of_words(scale, (ROWS // 2, scale.shape[1], tiles), (ROWS // 2, groups, warps)))
 
 

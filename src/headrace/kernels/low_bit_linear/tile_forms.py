@@ -20,10 +20,10 @@ _EVENLY = 0.95
 """Workers that have whole tiles only are better than so many times more that share some."""
 _REGISTERS, _REGISTER_STEP = 65_536, 8
 _MOST_STAGES = 12
+_SWIZZLE_BYTES = 1024
 _LINE_BYTES = 128
 _WORK_BYTES = 128
 """Of a block: work.cuh's Work, where it lies in shared memory."""
-_SWIZZLE_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,13 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class HopperRows:
-    """Rows of x and warpgroups (of 64 outputs) of a tile, half chunks of inputs in a stage, batches of a stage that are decoded
-    at a time, buffers of decoded weights of a warp, blocks of a processor, stages.
+    """Rows of x and warpgroups (of 64 outputs) of a tile, parts in which a chunk of 128 inputs is decoded, blocks of a
+    processor, chunks in flight.
     """
 
     block_rows: int
     warpgroups: int
-    halves: int
-    batches: int
-    buffers: int
+    parts: int
     resident: int
     stages: int = _MOST_STAGES
 
@@ -70,14 +68,11 @@ class HopperRows:
         start = _down(_REGISTERS // self.resident // self.threads) * self.threads
         return min(232, _down((start - 128 * self.copy_registers) // (128 * self.warpgroups)))
 
-    def scale_groups(self, formats: Formats) -> int:
-        """Groups of inputs of a stage."""
-        return max(1, INPUTS // 2 * self.halves // formats["GROUP"]) if formats["GROUP"] else 0
-
     def shared_bytes(self, formats: Formats) -> int:
-        warp = self.halves * INPUTS * formats["BITS"] + 32 * self.scale_groups(formats)
-        stage = self.halves * self.block_rows * INPUTS + 4 * self.warpgroups * warp + 16  # two barriers
-        return self.stages * (-(-stage // _SWIZZLE_BYTES) * _SWIZZLE_BYTES)
+        groups = INPUTS // formats["GROUP"] if formats["GROUP"] else 0
+        tile = 2 * INPUTS * formats["BITS"] + 32 * groups
+        stage = 2 * INPUTS * self.block_rows + 4 * self.warpgroups * tile + 16  # two barriers
+        return self.stages * -(-stage // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +95,13 @@ class AmpereRows:
 
 
 HOPPER_FORMS = {  # and microseconds for one chunk of a tile
-    HopperRows(32, 2, 2, 1, 1, 2): 0.65,
-    HopperRows(64, 4, 2, 1, 1, 1): 0.83,
-    HopperRows(64, 2, 2, 1, 1, 1): 0.47,
-    HopperRows(96, 4, 1, 1, 1, 1): 1.2,
-    HopperRows(128, 4, 1, 1, 1, 1): 1.55,
-    HopperRows(128, 2, 2, 2, 2, 1): 0.77,
-    HopperRows(256, 2, 1, 1, 2, 1): 1.48,
+    HopperRows(32, 2, 1, 2): 0.65,
+    HopperRows(48, 2, 1, 2): 0.85,
+    HopperRows(64, 4, 1, 1): 0.83,
+    HopperRows(64, 2, 1, 1): 0.46,
+    HopperRows(96, 2, 1, 1): 0.62,
+    HopperRows(128, 2, 1, 1): 0.735,
+    HopperRows(128, 4, 2, 1): 1.42,
 }
 _TALL = 128
 """Rows of x for which weights are decoded once at least, if there are so many."""

@@ -98,9 +98,9 @@ template <int COUNT, int LOOKS, int BATCH> struct Shared {
       for (int i = 0; i < COUNT; i += LOOKS) {
         uint4 seen[LOOKS];
 #pragma unroll
-        for (int j = 0; j < LOOKS; j++) seen[j] = look(at + (i + j) * 32);
+        for (int j = 0; j < LOOKS && i + j < COUNT; j++) seen[j] = look(at + (i + j) * 32);
 #pragma unroll
-        for (int j = 0; j < LOOKS; j++) {
+        for (int j = 0; j < LOOKS && i + j < COUNT; j++) {
           const float4 v = receive(seen[j], at + (i + j) * 32);
           float* sum = total + 4 * (i + j);
           sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
