@@ -33,8 +33,14 @@ class HostPools:
         self._host = allocate_pools(spec, layout, dtypes, torch.device("cpu"))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
-        if self._stream is not None:
-            _pin(self._host)
+        self._pinned = self._stream is not None and _pin(self._host)
+
+    def close(self) -> None:
+        """Let go of the memory, once nothing is copied any more."""
+        if self._pinned:
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(_memory(self._host).data_ptr())  # type: ignore[no-untyped-call]
+            self._pinned = False
 
     def save(self, copies: HostCopies) -> None:
         """What goes to host memory. With `waits` the steps' stream goes on when that is done, and what was saved before."""
@@ -100,10 +106,15 @@ def _pages(pools: Pools, layer: int) -> list[Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
-def _pin(pools: Pools) -> None:
-    """Have the driver keep the memory where it is. The pools are one piece of it."""
-    first = next(tensor for tensor in (*pools.keys, *pools.states) if tensor is not None)
-    memory = first.untyped_storage()
-    failed = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes(), 0)  # type: ignore[no-untyped-call]
-    if int(failed):
-        LOG.warning("%d bytes of host memory cannot be pinned (error %d): copies wait for the device", memory.nbytes(), failed)
+def _pin(pools: Pools) -> bool:
+    """Have the driver keep the memory where it is; whether it does."""
+    memory = _memory(pools)
+    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes(), 0))  # type: ignore[no-untyped-call]
+    if error:
+        LOG.warning("%d bytes of host memory cannot be pinned (error %d): copies wait for the device", memory.nbytes(), error)
+    return not error
+
+
+def _memory(pools: Pools) -> torch.UntypedStorage:
+    """The one piece that all tensors lie in."""
+    return next(tensor for tensor in (*pools.keys, *pools.states) if tensor is not None).untyped_storage()

@@ -189,6 +189,8 @@ class Runner:
 
     def close(self) -> None:
         """Let go of every tensor."""
+        if self._host is not None:
+            self._host.close()
         del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs, self._drafting, self._host
 
     def _prepare(self, plan: StepPlan) -> None:
