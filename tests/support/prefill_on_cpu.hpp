@@ -32,10 +32,10 @@ static void left_rows(float (&numbers)[2][16], const u32 (&a)[4]) {  // rows g a
     for (int k = 0; k < 16; k++) numbers[r][k] = from_half(w.in[lane() / 4 * 4 + k % 8 / 2][r + k / 8 * 2] >> 16 * (k % 2));
   w.hold(32, [] {});
 }
-static void add_rows(float (&d)[32], const u32 (&a)[4], u64 b, int add) {
+template <int NUMBERS> static void add_rows(float (&d)[NUMBERS], const u32 (&a)[4], u64 b, int add) {
   float left[2][16];
   left_rows(left, a);
-  for (int i = 0; i < 32; i++) {
+  for (int i = 0; i < NUMBERS; i++) {
     float sum = add ? d[i] : 0;
     for (int k = 0; k < 16; k++) sum += left[i / 2 % 2][k] * number_at(b, i / 4 * 8 + lane() % 4 * 2 + i % 2, k);
     d[i] = sum;

@@ -7,8 +7,9 @@
 #define CHANNELS ((2 * KEY_HEADS + HEADS) * D)
 
 // A tile is 64 rows of 64 fp16 numbers as the tensor cores read it: rows of 128 bytes, the 16-byte pieces of row r at piece ^ (r % 8).
-// A chunk of a key head: its unit keys (tokens by dimensions, in two tiles), and its unit queries. A chunk of a value head: its values
-// (likewise), M and P (see `prepare`), then 64 times e^c, and 64 times e^(c of the last token - c), in fp32.
+// A chunk of a key head: 64 dimensions of its unit keys (tokens by dimensions), the same of its unit queries, then the other 64 of both, so
+// that keys and queries are 128 rows of one operand. A chunk of a value head: its values (tokens by dimensions, in two tiles), M and P (see
+// `prepare`), then 64 times e^c, and 64 times e^(c of the last token - c), in fp32.
 #define TILE_BYTES 8192
 #define UNIT_BYTES (4 * TILE_BYTES)
 #define FACTOR_BYTES (2 * SIZE * 4)

@@ -70,9 +70,11 @@ def walk_bytes() -> int:
 def products() -> str:
     """Device functions that multiply 64 rows of 16 numbers in registers by what lies in shared memory (b: its descriptor).
 
-    add_rows(d, a, b, add): by 64 rows, added from the second step on. add_columns(d, a, b): by 16 rows of 128 numbers, added.
+    add_rows(d, a, b, add): by 64 or 128 rows, added if so said. add_columns(d, a, b): by 16 rows of 128 numbers, added.
     """
-    rows = _product("add_rows", 32, "m64n64k16", ", int add", ', "r"(add)', "{37}", 0)
+    rows = "".join(
+        _product("add_rows", columns // 2, f"m64n{columns}k16", ", int add", ', "r"(add)', "{add}", 0) for columns in (64, 128)
+    )
     return rows + _product("add_columns", 64, "m64n128k16", "", "", "1", 1)
 
 
@@ -80,7 +82,7 @@ def _product(name: str, numbers: int, shape: str, parameter: str, given: str, ad
     """numbers: of the accumulator."""
     sums, a = ("{" + ", ".join(f"%{i}" for i in found) + "}" for found in (range(numbers), range(numbers, numbers + 4)))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(numbers))
-    add = add.replace("{37}", f"%{numbers + 5}")
+    add = add.replace("{add}", f"%{numbers + 5}")
     return (
         f"__device__ __forceinline__ void {name}(float (&d)[{numbers}], const u32 (&a)[4], u64 b{parameter}) {{\n"
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, {add}, 0; wgmma.mma_async.sync.aligned.{shape}.f32.f16.f16 "\n'

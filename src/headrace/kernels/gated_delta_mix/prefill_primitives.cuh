@@ -15,9 +15,9 @@ __device__ __forceinline__ void bring(u32 to, const char* from, int bytes, u32 b
 __device__ __forceinline__ void send(char* to, u32 from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void await_sent() {
+__device__ __forceinline__ void await_sent() {  // shared memory has been read; the grid ends when all is written
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 // Before a barrier, by every thread that wrote to shared memory what the copy engine or the tensor cores read behind it.
 __device__ __forceinline__ void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

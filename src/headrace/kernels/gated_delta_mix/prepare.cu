@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) prepare(
       const float scale = rsqrtf(squares + NORM_EPS) * (half ? 0.08838834764831845f : 1.0f);  // D^-1/2
 #pragma unroll
       for (int i = 0; i < 8; i++) y[i] *= scale;
-      *(uint4*)(shared + half * 2 * TILE_BYTES + sub / 8 * TILE_BYTES + place(first + t, sub % 8)) = packed(y);
+      *(uint4*)(shared + (sub / 8 * 2 + half) * TILE_BYTES + place(first + t, sub % 8)) = packed(y);
     });
   }
 #pragma unroll 1
@@ -172,11 +172,11 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) prepare(
     if (rows >= 2 * columns)
 #pragma unroll
       for (int k = 0; k < D / 16; k++) {
-        char* const tile = shared + k / 4 * TILE_BYTES;
+        char* const tile = shared + k / 4 * 2 * TILE_BYTES;
         const int piece = 2 * k % 8;
         u32 key[4], query[4];
         load_matrices(key, tile + place(16 * rows + lane % 16, piece + lane / 16));
-        load_matrices(query, tile + 2 * TILE_BYTES + place(16 * rows + lane % 16, piece + lane / 16));
+        load_matrices(query, tile + TILE_BYTES + place(16 * rows + lane % 16, piece + lane / 16));
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
           u32 b[4];

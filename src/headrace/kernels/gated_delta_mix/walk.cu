@@ -75,14 +75,13 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
     x[i] = pair.x, x[i + 1] = pair.y;
   }
   const u64 swizzled = 1ull << 62 | 64ull << 32;  // 128-byte swizzle, 1024 bytes from 8 rows to the next 8
-  const u64 rows_at = shared_at >> 4 | 1ull << 16 | swizzled, columns_at = shared_at >> 4 | (u64)(TILE_BYTES / 16) << 16 | swizzled;
+  const u64 rows_at = shared_at >> 4 | 1ull << 16 | swizzled, columns_at = shared_at >> 4 | (u64)(2 * TILE_BYTES / 16) << 16 | swizzled;
   const u32 own_out = shared_at + OUT_AT + warp * 2048;
-  float known[32], d[32], o[32], within[32];
+  float known[64], d[32], sums[32];  // X K^T and X Q^T; d; O
   u32 x_parts[8][4], left[4][4];
 
   auto factors_of = [&](int stage) { return (const float2*)(shared + FACTORS_AT + stage * FACTOR_BYTES) + c; };
   auto store_outputs = [&](int i) {  // of a chunk whose products are there
-    const float2* past = factors_of(i % STAGES);
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
@@ -90,8 +89,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
 #pragma unroll
       for (int k = 0; k < 4; k++) {
         const int at = 4 * n + 2 * k;
-        const float2 factor = past[4 * (n + k / 2)];
-        pairs[k] = pack_half(o[at] * factor.x + within[at], o[at + 1] * factor.y + within[at + 1]);
+        pairs[k] = pack_half(sums[at], sums[at + 1]);
       }
       const int token = 8 * n + lane / 16 * 8 + lane % 8, half = lane / 8 % 2 ^ token / 4 % 2;  // no bank is met twice
       store_transposed(own_out + token * 32 + half * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
@@ -114,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
     const u64 keys = rows_at + i % STAGES * (STAGE_BYTES / 16);
     begin_products();
 #pragma unroll
-    for (int k = 0; k < 8; k++) add_rows(known, x_parts[k], keys + (k / 4 * TILE_BYTES + k % 4 * 32) / 16, k);
+    for (int k = 0; k < 8; k++) add_rows(known, x_parts[k], keys + (k / 4 * 2 * TILE_BYTES + k % 4 * 32) / 16, k);
     commit_products();
   };
 
@@ -122,13 +120,13 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
 #pragma unroll 1
   for (int i = 0; i < count; i++) {
     const int stage = i % STAGES;
-    const u64 queries = rows_at + (stage * STAGE_BYTES + 2 * TILE_BYTES) / 16, key_columns = columns_at + stage * STAGE_BYTES / 16;
+    const u64 key_columns = columns_at + stage * STAGE_BYTES / 16;
     const u64 solve = rows_at + (stage * STAGE_BYTES + UNIT_BYTES + TILE_BYTES) / 16, p_rows = solve + TILE_BYTES / 16;
     const float2 *past = factors_of(stage), *rest = past + SIZE / 2;
     const float all = past[SIZE / 2 - 1 - c].y;
     await_products<0>();
 #pragma unroll
-    for (int k = 0; k < 32; k++) is_there(known[k]);
+    for (int k = 0; k < 64; k++) is_there(known[k]);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
       u32 v[4];
@@ -148,9 +146,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
     for (int s = 0; s < 4; s++) add_rows(d, left[s], solve + 2 * s, s);
     commit_products();
 #pragma unroll
-    for (int k = 0; k < 8; k++) add_rows(o, x_parts[k], queries + (k / 4 * TILE_BYTES + k % 4 * 32) / 16, k);
-    commit_products();
-    await_products<1>();
+    for (int k = 0; k < 32; k += 2) {
+      const float2 factor = past[4 * (k / 4)];
+      sums[k] = known[32 + k] * factor.x, sums[k + 1] = known[33 + k] * factor.y;
+    }
+    await_products<0>();
 #pragma unroll
     for (int k = 0; k < 32; k++) is_there(d[k]);
     u32 learned[4][4];
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
     for (int s = 0; s < 4; s++) add_columns(x, learned[s], key_columns + 128 * s);
     commit_products();
 #pragma unroll
-    for (int s = 0; s < 4; s++) add_rows(within, left[s], p_rows + 2 * s, s);
+    for (int s = 0; s < 4; s++) add_rows(sums, left[s], p_rows + 2 * s, 1);
     commit_products();
     await_products<1>();
 #pragma unroll
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
     multiply_keys(i + 1);
     await_products<1>();
 #pragma unroll
-    for (int k = 0; k < 32; k++) is_there(o[k]), is_there(within[k]);
+    for (int k = 0; k < 32; k++) is_there(sums[k]);
     store_outputs(i);
   }
   await_products<0>();
