@@ -49,12 +49,14 @@ def engine(
     return EngineCore(Scheduler(layout, chunk_tokens=32, drafter=drafter), runner, depth=depth)
 
 
-def tokens_of(core: EngineCore, waiting: list[Request]) -> dict[str, list[int]]:
-    """Requests arrive one by one, so that steps have every number of rows."""
+def tokens_of(core: EngineCore, waiting: list[Request], together: int = 1) -> dict[str, list[int]]:
+    """Requests arrive one by one, so that steps have every number of rows; or so many together when all before are answered."""
     outputs: dict[str, list[int]] = {request.id: [] for request in waiting}
     while waiting or core.has_work:
-        if waiting:
-            core.add(waiting.pop(0))
+        if waiting and (together == 1 or not core.has_work):
+            for request in waiting[:together]:
+                core.add(request)
+            del waiting[:together]
         for event in core.step():
             assert event.finish_reason != "error", event.error
             outputs[event.request].extend(event.tokens)
@@ -80,13 +82,20 @@ def test_drafts_change_no_token_on_a_cpu(depth: int):
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [1, 2])
 def test_graphs_of_drafts_give_the_tokens_without_drafts(depth: int):
-    plain = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(30))
-    drafter = scripted(plain)
-    assert tokens_of(engine("cuda", padding=False, depth=depth, pages=120, drafter=drafter), requests(30)) == plain
-    core = engine("cuda", padding=True, depth=depth, pages=120, drafter=drafter, required=True)
-    replayed = count_replays(core)
-    assert tokens_of(core, requests(30)) == plain
-    assert len(replayed) > 20 and max(replayed) == SLOTS
+    for made, together in ((lambda: requests(30), 1), (short_requests, SLOTS)):
+        plain = tokens_of(engine("cpu", padding=False, depth=1, pages=120), made(), together)
+        eager = engine("cuda", padding=False, depth=depth, pages=120, drafter=scripted(plain))
+        assert tokens_of(eager, made(), together) == plain
+        core = engine("cuda", padding=True, depth=depth, pages=120, drafter=scripted(plain), required=True)
+        replayed, decoding = count_replays(core), count_decoding(core)
+        assert tokens_of(core, made(), together) == plain
+        assert replayed == decoding
+    assert len(replayed) > 40 and max(replayed) == SLOTS
+
+
+def short_requests() -> list[Request]:
+    """Whose prompts are computed in one step of all."""
+    return [replace(request, prompt=request.prompt[:2]) for request in requests(3 * SLOTS)]
 
 
 @pytest.mark.gpu
@@ -124,9 +133,9 @@ def test_a_replayed_step_never_waits_for_the_device(drafts: int):
 class WaitingDecoder(StubDecoder):
     """Looks at a number on the host."""
 
-    def __call__(self, batch: Batch, pools: Pools) -> Tensor:
+    def __call__(self, batch: Batch, pools: Pools, wanted: Tensor | None = None) -> Tensor:
         batch.tokens.sum().item()
-        return super().__call__(batch, pools)
+        return super().__call__(batch, pools, wanted)
 
 
 @pytest.mark.gpu
@@ -152,6 +161,21 @@ def count_replays(core: EngineCore) -> list[int]:
         return graph
 
     graphs.graph_for = counting
+    return counts
+
+
+def count_decoding(core: EngineCore) -> list[int]:
+    """The rows of every step that is planned from now on and has none but decoding rows."""
+    scheduler: Any = core._scheduler
+    plan, counts = scheduler.plan, []
+
+    def counting() -> Any:
+        made = plan()
+        if made is not None and all(row.samples and not row.tokens for row in made.rows):
+            counts.append(len(made.rows))
+        return made
+
+    scheduler.plan = counting
     return counts
 
 
