@@ -203,7 +203,7 @@ def test_kernel_without_wgmma_on_a_gpu(shape: tuple[Any, ...], rows: int) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [32, 64, 96, 128, 256, 600])
+@pytest.mark.parametrize("rows", [32, 48, 64, 96, 128, 256, 600])
 def test_shared_tiles_have_the_same_bits_every_time_on_a_gpu(rows: int) -> None:
     """Alone, one after the other, and in a graph that is replayed: sums pass from block to block."""
     case = cases.Case("", rows, 2560, 2048, 128, tiled=True)
