@@ -78,9 +78,9 @@ class Engine:
 def test_a_hit_has_the_bits_of_a_cold_run_cut_there(device: str, dtype: str, depth: int) -> None:
     engine, rng = Engine(make_runner(device, dtype), depth), random.Random(3)
     sampling = SamplingParams(temperature=0.8, top_k=20, logprobs=3)
-    shared_tokens = (1, 15, 16, 17, 63, 64, 130, 200) if device == "cuda" else (17, 64)
+    shared_tokens = (1, 16, 17, 63, 200) if device == "cuda" else (17, 64)
     for shared in shared_tokens:
-        for more in (1, 2, 16, 70) if device == "cuda" else (1, 20):
+        for more in (1, 16, 70) if device == "cuda" else (1, 20):
             prefix = tuple(rng.randrange(1000) for _ in range(shared))
             first, second = ((*prefix, mark, *(rng.randrange(1000) for _ in range(more - 1))) for mark in (1, 2))
             asked = Request("cold", second, sampling, 5, 12, message_ends=(shared,))
@@ -126,4 +126,5 @@ def test_what_comes_back_from_host_memory_has_the_bits_that_went_there(device: s
         answers.append(engine.answer(Request("again", again, sampling, 3, 30)))
         assert engine.restores == (host_pages > 0)
         found.append(answers)
+        runner.close()
     assert found[0] == found[1] and found[0][1][2] == 203 + 29

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from weakref import finalize
 
 import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
+from headrace.errors import ConfigError
 from headrace.layers.batch import Pools
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
 from headrace.runner.pools import allocate_pools
 from headrace.types import HostCopies, PageCopy
-
-LOG = logging.getLogger(__name__)
 
 
 class HostPools:
@@ -33,14 +32,17 @@ class HostPools:
         self._host = allocate_pools(spec, layout, dtypes, torch.device("cpu"))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
-        self._pinned = self._stream is not None and _pin(self._host)
+        self._unpin: finalize[..., HostPools] | None = None
+        if self._stream is not None:
+            memory = _memory(self._host)
+            _pin(memory)
+            self._unpin = finalize(self, _unpin, memory.data_ptr())  # before the memory is somebody else's
+            self._unpin.atexit = False
 
     def close(self) -> None:
         """Let go of the memory, once nothing is copied any more."""
-        if self._pinned:
-            torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(_memory(self._host).data_ptr())  # type: ignore[no-untyped-call]
-            self._pinned = False
+        if self._unpin is not None:
+            self._unpin()
 
     def save(self, copies: HostCopies) -> None:
         """What goes to host memory. With `waits` the steps' stream goes on when that is done, and what was saved before."""
@@ -106,13 +108,18 @@ def _pages(pools: Pools, layer: int) -> list[Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
-def _pin(pools: Pools) -> bool:
-    """Have the driver keep the memory where it is; whether it does."""
-    memory = _memory(pools)
+def _pin(memory: torch.UntypedStorage) -> None:
+    """Have the driver keep the memory where it is. Raises ConfigError where it cannot."""
     error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes(), 0))  # type: ignore[no-untyped-call]
     if error:
-        LOG.warning("%d bytes of host memory cannot be pinned (error %d): copies wait for the device", memory.nbytes(), error)
-    return not error
+        raise ConfigError(
+            f"{memory.nbytes():,} bytes of host memory cannot be pinned (CUDA error {error}): give --ram-cache-bytes less"
+        )
+
+
+def _unpin(address: int) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 def _memory(pools: Pools) -> torch.UntypedStorage:
