@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from headrace.kernels import cuda_function
 from headrace.kernels.ahead import compiling_ahead, only_compiles
-from headrace.kernels.low_bit_linear import cases, cuda, low_bit_linear
+from headrace.kernels.low_bit_linear import cases, low_bit_linear
 
 pytest.importorskip("triton", reason="Triton has no build for this system")
 
@@ -60,7 +61,7 @@ def test_on_a_gpu_nothing_is_written_until_it_is_really_launched() -> None:
     x, y = torch.arange(16.0, device="cuda"), torch.zeros(16, device="cuda")
     case = cases.Case("", 3, 272, 640, 128, False, True, torch.bfloat16)
     given = {name: t.cuda() if isinstance(t, torch.Tensor) else t for name, t in cases.inputs(case, torch.bfloat16).items()}
-    cuda._function.cache_clear()
+    cuda_function._compiled.cache_clear()
     with compiling_ahead():
         for _ in range(2):
             store[(1,)](x, y, 16)

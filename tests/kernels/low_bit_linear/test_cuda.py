@@ -16,6 +16,7 @@ from tests.support.triton_kernels import moved, widened
 
 from headrace.kernels import KERNELS, nvrtc, silu_mul
 from headrace.kernels.card import Card
+from headrace.kernels.cuda_function import architecture
 from headrace.kernels.low_bit_linear import cases, cuda, few, forms, low_bit_linear, reference, tile_forms
 from headrace.kernels.low_bit_linear.layout import tile_
 from headrace.kernels.variant import SHARED_BYTES
@@ -76,7 +77,7 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card.capability}")
 def test_every_form_compiles_for_its_card(card: Card, formats: Mapping[str, int], tmp_path: Path) -> None:
     for name, text, macros, shared_bytes in dict.fromkeys(builds(card, formats)):
-        cubin = nvrtc.compiled(text, dict(macros), cuda.architecture_of(name, card.capability))
+        cubin = nvrtc.compiled(text, dict(macros), architecture(card.capability, wgmma=name == cuda.WITH_WGMMA))
         stack, static = resources(cubin, tmp_path)
         assert stack == 0, (name, macros)
         assert shared_bytes + static - (1024 if card.capability >= 90 else 0) <= card.shared_bytes, (name, macros)

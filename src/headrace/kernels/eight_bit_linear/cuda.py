@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction, compiled
+from headrace.kernels.cuda_function import CudaFunction, compiled, with_primitives
 from headrace.kernels.eight_bit_linear import forms, hopper
 from headrace.kernels.eight_bit_linear.forms import BLOCK_OUTPUTS, FewRows, HopperRows, ManyRows
 from headrace.kernels.low_bit_linear import cuda as low_bit
@@ -96,10 +96,10 @@ def formats_of(
 
 @cache
 def source(name: str) -> str:
-    """The two preludes and one kernel."""
+    """Primitives, the two preludes and one kernel."""
     directory = Path(__file__).parent
     shared = directory.parent / "low_bit_linear" / "prelude.cuh"
-    return shared.read_text() + (directory / "prelude.cuh").read_text() + (directory / f"{name}.cu").read_text()
+    return with_primitives(shared, directory / "prelude.cuh", directory / f"{name}.cu")
 
 
 def sum_source() -> str:

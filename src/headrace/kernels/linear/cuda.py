@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import compiled
+from headrace.kernels.cuda_function import compiled, with_primitives
 from headrace.kernels.low_bit_linear import cuda as low_bit
 from headrace.kernels.low_bit_linear.around import (
     MOST_OUTPUTS,
@@ -61,5 +61,4 @@ def macros(bf16: bool, x_rows: int) -> dict[str, int]:
 @cache
 def source() -> str:
     shared = Path(low_bit.__file__).parent
-    files = shared / "prelude.cuh", shared / "few_outputs.cuh", Path(__file__).parent / "few_outputs.cu"
-    return "".join(file.read_text() for file in files)
+    return with_primitives(shared / "prelude.cuh", shared / "few_outputs.cuh", Path(__file__).parent / "few_outputs.cu")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction
+from headrace.kernels.cuda_function import CudaFunction, compiled, with_primitives
 from headrace.kernels.low_bit_linear import forms, hopper, tile_forms
 from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, ManyRows
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
@@ -29,9 +29,10 @@ from headrace.kernels.tensor_map import TensorMap, boxes_of_rows, boxes_of_words
 MOST_FEW_ROWS = 8
 MOST_FUSED_ROWS = 256
 WORKSPACE_BYTES = 64 * 2**20
+WITH_WGMMA = "hopper_rows"
 _BESIDE = {"few_rows": ("few_outputs.cuh",), "hopper_rows": ("work.cuh", "group_scale.cuh"),
            "ampere_rows": ("work.cuh", "group_scale.cuh")}
-"""What sources begin with besides the prelude."""
+"""What sources begin with besides primitives and prelude."""
 
 
 def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool) -> bool:
@@ -85,7 +86,7 @@ def formats_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None) ->
 def source(name: str) -> str:
     """One kernel and what it shares with others."""
     files = ("prelude.cuh", *_BESIDE.get(name, ()), f"{name}.cu")
-    return "".join((Path(__file__).parent / file).read_text() for file in files)
+    return with_primitives(*(Path(__file__).parent / file for file in files))
 
 
 @cache
@@ -93,25 +94,11 @@ def hopper_source(block_rows: int, bf16: bool) -> str:
     return hopper.multiply(block_rows, bf16) + source("hopper_rows")
 
 
-@cache
-def _function(
-    name: str, text: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int, device: int, capability: int
-) -> CudaFunction:
-    code = partial(nvrtc.compiled, text, dict(macros), architecture_of(name, capability))
-    return CudaFunction(code, name, threads, shared_bytes, early=True)
-
-
-def architecture_of(name: str, capability: int) -> str:
-    """wgmma is not in the part of PTX that later cards keep."""
-    return f"sm_{capability}a" if name == "hopper_rows" else f"sm_{capability}"
-
-
 def function(
     name: str, macros: Mapping[str, int], threads: int, shared_bytes: int, device: torch.device, text: str | None = None
 ) -> CudaFunction:
-    """The kernel on the device, compiled for its card when it is first asked for. text: its source, if it is not a file's."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _function(name, text or source(name), tuple(macros.items()), threads, shared_bytes, index, card(device).capability)
+    """The kernel on the device, compiled for its card when it is first launched. text: its source, if it is not a file's."""
+    return compiled(text or source(name), name, macros, threads, shared_bytes, device, wgmma=name == WITH_WGMMA)
 
 
 def many_macros(form: ManyRows) -> dict[str, int]:

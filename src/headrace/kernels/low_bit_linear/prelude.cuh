@@ -1,40 +1,13 @@
-// What the kernels over tiled weights share. Compiled by NVRTC without any header; layout.py says what the tiles are.
+// What the kernels over tiled weights share. It follows primitives.cuh; layout.py says what the tiles are.
 //
 // Macros that the host defines: BF16 (activations: 1 bf16, 0 fp16), SCALE_BF16 (the same of the scales), BITS (4 or 8), GROUP
 // (inputs that share a scale: 32, 64, 128, or 0: all of a row), ZEROS (1: a zero point for each group).
-
-typedef unsigned int u32;
-typedef unsigned short u16;
 
 #define CHUNK 128                      // inputs of a step
 #define VECTORS (BITS / 2)             // 16-byte vectors of a lane for one tile of 16 rows and CHUNK inputs
 #define GROUPS (GROUP ? CHUNK / GROUP : 0)
 #define STEPS 8                        // mma k-steps of a chunk
 #define GROUP_STEPS (GROUP ? GROUP / 16 : STEPS)
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-template <int BYTES> __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid = true) {
-  int bytes = valid ? BYTES : 0;       // the rest is filled with zeros
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
-// A kernel may start while the one before it still runs, until it asks for that one's results.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void await_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // Flags by which blocks hand over what they wrote; the one who waits lowers them.
 __device__ __forceinline__ void raise(u32* flag) {
