@@ -109,6 +109,7 @@ def _check_case(llm: LLM, case: Case, cold: list[tuple[int, ...]], salt: str) ->
         assert all(each.cached_tokens >= shared for each in again)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(4))
 def test_hit_equals_miss(checkpoint: Path, part: int) -> None:
     """A tenth of all, the same each time; less of what has no states, which is simpler."""
