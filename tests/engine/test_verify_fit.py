@@ -18,8 +18,10 @@ from headrace.engine.build import build_engine, load_engine
 from headrace.engine.model_source import find_model
 from headrace.engine.verify_fit import Taken, check, compare, full_lengths, run_largest_steps
 from headrace.errors import ConfigError
+from headrace.plan import shapes
 from headrace.plan.budget import Budget, BudgetLine
 from headrace.plan.demo import demo_model_path
+from headrace.plan.shapes import SHAPES, declared_model
 from headrace.runner.runner import Runner
 from headrace.types import SamplingParams, StepPlan, StepResult
 
@@ -51,6 +53,19 @@ def test_a_hybrid_fits_with_and_without_drafts(tmp_path: Path, drafts: int) -> N
     planned = dict(built.info.budget)
     for name in ("kv pages 0", "state slots", *(("padding",) if drafts else ())):
         assert f"verify-fit: {name}: {planned[name]:,} of {planned[name]:,} bytes (100.0%)" in told
+
+
+@pytest.mark.parametrize(("format", "kv_dtype"), [("bf16", "auto"), ("w4a16", "int8")])
+def test_a_hybrid_of_some_size_fits(format: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large enough for the references' workspace to matter: chunks of the recurrence, weights decoded whole."""
+    small = {
+        "vocab_size": 4000, "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 128, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    }
+    monkeypatch.setattr(shapes, "SHAPES", {"small": {**SHAPES["qwen3.8-27b"], **small}})
+    config = replace(CONFIG, random_weights=f"small:{format}", max_seqs=8, chunk_tokens=128, kv_dtype=kv_dtype)
+    told = build_engine(declared_model(f"small:{format}"), config, None).info.notes
+    assert any(note.startswith("verify-fit: workspace: ") for note in told)
 
 
 def test_more_than_the_plan_is_refused_by_the_lines_name(monkeypatch: pytest.MonkeyPatch) -> None:

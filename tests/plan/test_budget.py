@@ -13,7 +13,7 @@ from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, Weight, WeightMap
 from headrace.plan.budget import make_budget, state_bytes_per_sequence, weight_bytes
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
-from headrace.plan.workspace import Sizes, layers_bytes, logits_bytes
+from headrace.plan.workspace import Sizes, decoded_bytes, gathered_bytes, layers_bytes, logits_bytes, mask_bytes
 
 GIB = 2**30
 FULL = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16))
@@ -139,8 +139,9 @@ def test_packed_weights_are_counted_as_they_are_stored_and_need_a_workspace() ->
                         Weight("b.weight_packed", "b.weight_packed", (64, 8), transform="offset_bytes", dtype="int8"),
                         Weight("w.weight_scale", "w.weight_scale", (64, 1), dtype="float16")))
     assert weight_bytes(packed, "float32") == 64 * 16 * 4 + 64 * 32 + 64 * 2
-    budget = make_budget(spec(FULL), packed, CPU, EngineConfig(max_seqs=1, context=16), F32)
-    assert [line.bytes for line in budget.lines if line.name == "low-bit workspace"] == [64 * 128 * 2 * (4 + 4)]
+    budget = make_budget(spec(FULL), packed, CPU, EngineConfig(max_seqs=1, context=16, chunk_tokens=1), F32)
+    lines = {line.name: line.bytes for line in budget.lines}
+    assert lines["workspace"] + lines["low-bit workspace"] == 2 * (4 * 32 + 3 * 64) * 4 + 64 * 128 * 2 * (4 + 4)
     plain = make_budget(spec(FULL), WEIGHTS, CPU, EngineConfig(max_seqs=1, context=16), F32)
     assert all(line.name != "low-bit workspace" for line in plain.lines)
 
@@ -179,3 +180,18 @@ def test_fewer_sequences_where_those_as_usual_leave_no_cache() -> None:
 def test_a_gpus_cache_is_refused_when_it_is_not_free() -> None:
     with pytest.raises(ConfigError, match="free; most of it is kv pages 0"):
         make_budget(spec(FULL, max_context=2**30), WEIGHTS, GPU, EngineConfig(cache_bytes=24 * GIB, max_seqs=1), F32)
+
+
+def test_parts_of_a_packed_matrix_are_decoded_together() -> None:
+    parts = tuple(Weight(f"{n}.weight_packed", "w.weight_packed", (64, 16), 64 * n, dtype="int32") for n in range(3))
+    assert decoded_bytes(WeightMap(parts), 4) == 3 * decoded_bytes(WeightMap(parts[:1]), 4) == 3 * 64 * 128 * 16
+
+
+def test_a_cpus_lines_are_what_each_takes_beyond_those_before() -> None:
+    """One of them lies there at once."""
+    config, model = EngineConfig(max_seqs=4, context=600, chunk_tokens=64), replace(spec(FULL, DELTA), vocab_size=9000)
+    lines = {line.name: line.bytes for line in make_budget(model, WEIGHTS, CPU, config, F32).lines}
+    group, tokens = cache_groups(model)[0], 4 * 38 * 16
+    gathered = gathered_bytes(model, group, tokens, 4) + mask_bytes(model, group, 4)
+    assert lines["workspace"] + lines["logits workspace"] == 3 * 64 * 9000 * 4
+    assert sum(lines[name] for name in lines if name.endswith("workspace")) == gathered

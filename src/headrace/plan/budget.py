@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -11,7 +11,7 @@ from headrace.cache.layout import CacheGroup, CacheLayout, cache_groups, state_e
 from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
-from headrace.models.spec import AttentionSpec, ModelSpec, Weight, WeightMap
+from headrace.models.spec import ModelSpec, Weight, WeightMap
 from headrace.plan.draft_memory import PROGRESS_BYTES, ring_bytes
 from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
 from headrace.plan.execution import chunk_tokens, resolve_execution
@@ -30,6 +30,8 @@ from headrace.plan.workspace import (
     logit_rows,
     logits_bytes,
     mask_bytes,
+    reference_layers_bytes,
+    reference_mlp_bytes,
     step_tokens,
     table_bytes,
     upload_bytes,
@@ -45,6 +47,7 @@ LEAST_CHECKPOINTS = 8
 """So many are wanted however few sequences run: a conversation has some at its end, and there are others."""
 _SUMMED_BYTES = 2 * 4
 """Of an output of packed weights in a captured step: sums of two parts of the inputs, in float32."""
+_AMONG = ", the layers' workspace among them"
 _MOST_DEPTH = 2
 """Uncommitted plans that the loop holds at most, see plan.execution."""
 LOW_BIT_TYPES = ("int32", "int8", "uint8", "float8_e4m3fn")
@@ -111,7 +114,7 @@ def make_budget(
     layout = _buy(spec, config, dtypes, cache_bytes, seqs, drafts, extras, padding=graphs or drafts > 0)
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
-    gathered = _gathered_lines(spec, layout, dtypes) if hardware.kind == "cpu" else []
+    gathered = _gathered_lines(spec, layout, dtypes, fixed) if hardware.kind == "cpu" else []
     lines = (*fixed, *gathered, *_cache_lines(layout, dtypes, state_bytes), *extras.cached)
     budget = Budget(lines, layout, context, seqs, chunk, tuple(notes))
     _check_memory(budget, hardware)
@@ -233,10 +236,10 @@ def _fixed_lines(
                    f"{len(weights.weights)} tensors, plain ones in {dtypes.compute}"),
         *([BudgetLine("wide weights", wide, "norms and decays, which are kept in float32")] if wide else []),
         BudgetLine("sampler", sampler_bytes(slots, spec.vocab_size), f"token counts, parameters of {seqs} sequences"),
-        *(_gpu_step_lines if hardware.kind == "cuda" else _cpu_step_lines)(spec, sizes),
+        *(_gpu_step_lines(spec, sizes) if hardware.kind == "cuda" else _cpu_step_lines(spec, sizes, weights)),
         _table_line(spec, config, dtypes, hardware, sizes, slots, extras, graphs=graphs),
     ]
-    if low_bit and (hardware.kind == "cpu" or sizes.narrow > 2):
+    if low_bit and hardware.kind == "cuda" and sizes.narrow > 2:
         lines.append(BudgetLine("low-bit workspace", decoded_bytes(weights, sizes.exact), "the largest packed weight, decoded"))
     if drafts:
         slot_bytes = ring_bytes(spec, dtypes, drafts) + PROGRESS_BYTES
@@ -264,21 +267,26 @@ def _gpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
     yield BudgetLine("workspace", layers, f"the most of {sizes.tokens} tokens' activations that lies there at once in a layer")
     if logits > layers:
         rows = logit_rows(sizes.rows, sizes.drafts)
-        why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes, the layers' workspace among them"
+        why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes{_AMONG}"
         yield BudgetLine("logits workspace", logits - layers, why)
     yield BudgetLine("small workspace", SMALL_BYTES, "a step's tensors of up to 1 MiB, which PyTorch's allocator keeps apart")
     why = "sums that kernels leave for each other, and cuBLAS's workspace, from the first step on"
     yield BudgetLine("kernel buffers", kept_bytes(sizes), why)
 
 
-def _cpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
-    width = max(_layer_width(spec, index) for index in range(len(spec.layers)))
-    layers = sizes.tokens * (width + 4 * spec.hidden) * sizes.exact
-    yield BudgetLine("workspace", layers, f"{sizes.tokens} tokens' activations")
+def _cpu_step_lines(spec: ModelSpec, sizes: Sizes, weights: WeightMap) -> Iterator[BudgetLine]:
+    """One of these lies there at once; lines are what each takes beyond those before."""
+    layers = reference_layers_bytes(spec, sizes)
+    multiplied = reference_mlp_bytes(spec, sizes) + decoded_bytes(weights, sizes.exact)
     rows = logit_rows(sizes.rows, sizes.drafts)
-    if (logits := 3 * rows * spec.vocab_size * sizes.exact) > layers:
-        why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes, the layers' workspace among them"
-        yield BudgetLine("logits workspace", logits - layers, why)
+    logits = 3 * rows * spec.vocab_size * sizes.exact
+    yield BudgetLine("workspace", layers, f"{sizes.tokens} tokens' activations")
+    if multiplied > layers:
+        why = f"the largest packed weight, decoded: {multiplied:,} bytes{_AMONG}"
+        yield BudgetLine("low-bit workspace", multiplied - layers, why)
+    if logits > max(layers, multiplied):
+        why = f"{rows} rows of logits at once, more of them in slices: {logits:,} bytes{_AMONG}"
+        yield BudgetLine("logits workspace", logits - max(layers, multiplied), why)
 
 
 def _table_line(
@@ -297,17 +305,6 @@ def _table_line(
     tokens = config.chunk_tokens + sizes.rows * (1 + sizes.drafts)
     sent = upload_bytes(len(groups), sizes.rows, slots, tokens, pages, graphs=graphs)
     return BudgetLine("tables", tables + sent, f"page lists of {slots} slots, and the numbers that are sent with a step")
-
-
-def _layer_width(spec: ModelSpec, index: int) -> int:
-    """Elements a token needs inside the layer at its widest: the inputs and outputs of its projections."""
-    layer = spec.layers[index]
-    mixer = layer.mixer
-    if isinstance(mixer, AttentionSpec):
-        mixing = (3 * mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
-    else:
-        mixing = 3 * mixer.conv_channels + 2 * mixer.value_heads * mixer.value_dim
-    return max(mixing, 3 * layer.mlp.intermediate)
 
 
 def _cache_bytes(
@@ -457,16 +454,19 @@ def _page_lines(layout: CacheLayout, dtypes: Dtypes) -> list[BudgetLine]:
     return lines
 
 
-def _gathered_lines(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes) -> list[BudgetLine]:
-    """What attention needs on a CPU, where it gathers what it reads."""
+def _gathered_lines(
+    spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, fixed: Sequence[BudgetLine]
+) -> list[BudgetLine]:
+    """What attention needs on a CPU, where it gathers what it reads, beyond the workspace of `fixed`."""
     groups = [group for group in layout.groups if group.index < len(cache_groups(spec))]
     if not groups:
         return []
     exact = max(4, itemsize(dtypes.compute))
     count = max(gathered_bytes(spec, group, layout.pages[group.index] * layout.page_tokens, exact) for group in groups)
-    masks = max(mask_bytes(spec, group, exact) for group in groups)
-    why = "one layer's keys and values of all sequences, gathered, and masks"
-    return [BudgetLine("attention workspace", count + masks, why)]
+    count += max(mask_bytes(spec, group, exact) for group in groups)
+    there = sum(line.bytes for line in fixed if line.name.endswith("workspace"))
+    why = f"one layer's keys and values of all sequences, gathered, and masks: {count:,} bytes{_AMONG}"
+    return [BudgetLine("attention workspace", count - there, why)] if count > there else []
 
 
 def _gathered_share(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes) -> float:

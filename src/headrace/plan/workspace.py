@@ -7,6 +7,7 @@ vectors lie beside what the mixer or the MLP makes; the most of them counts. Siz
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -30,6 +31,8 @@ SPLIT_TOKENS, SPLIT_QUERIES, SPLIT_RESIDENT = 32, 64, 3
 of which a processor holds a few at once."""
 MASK_ELEMENTS = 2**20
 """The same operation's reference: of a block of queries and the keys that they see."""
+_RULE_VECTORS, _RULE_TOKENS = 24, 9
+"""Of the reference of kernels.gated_delta_rule, for rows of so many tokens and more, which are filled up to whole pieces."""
 PIECE_TOKENS, WIDE_PIECE_TOKENS = 64, 16
 """kernels.gated_delta_rule works on pieces of a row of so many tokens, of 16 bits and of 32."""
 UNIT_BYTES, HEAD_BYTES, CHUNK_HEAD_DIM, CHUNK_GROUPS = 32_768, 33_280, 128, range(1, 5)
@@ -161,12 +164,34 @@ def low_bit_sums_bytes(processors: int) -> int:
 
 def decoded_bytes(weights: WeightMap, exact: int) -> int:
     """Of the largest packed weight where kernels.low_bit_linear's reference decodes it: codes, twice, and numbers, twice."""
-    four = max((prod(weight.shape) * 8 for weight in weights.weights if weight.dtype == "int32"), default=0)
-    eight = max(
-        (prod(weight.shape) * (4 if weight.transform == "offset_bytes" else 1)
-         for weight in weights.weights if weight.dtype == "int8"), default=0,
-    )
-    return max(four * 2 * (4 + exact), eight * 2 * exact)
+    elements: dict[tuple[str, bool], int] = defaultdict(int)
+    for weight in weights.weights:
+        if weight.dtype in ("int32", "int8") and weight.target.endswith("weight_packed"):
+            four = weight.dtype == "int32"
+            words = 8 if four else 4 if weight.transform == "offset_bytes" else 1
+            elements[weight.target, four] += prod(weight.shape) * words
+    return max((count * 2 * (4 + exact if four else exact) for (_, four), count in elements.items()), default=0)
+
+
+def reference_layers_bytes(spec: ModelSpec, sizes: Sizes) -> int:
+    """The most that lies there while a layer is computed by the references, without what attention gathers."""
+    return reference_mlp_bytes(spec, sizes) + max(_reference_mixer_bytes(spec, layer, sizes) for layer in spec.layers)
+
+
+def reference_mlp_bytes(spec: ModelSpec, sizes: Sizes) -> int:
+    return sizes.tokens * (4 * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * sizes.exact
+
+
+def _reference_mixer_bytes(spec: ModelSpec, layer: LayerSpec, sizes: Sizes) -> int:
+    """What a mixer's reference takes more than an MLP does; of Gated DeltaNet in chunks, _RULE_VECTORS for a token and head."""
+    mixer, inner = layer.mixer, 3 * layer.mlp.intermediate
+    if isinstance(mixer, AttentionSpec):
+        made = (3 * mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+        return max(0, made - inner) * sizes.tokens * sizes.exact
+    values = mixer.value_heads * mixer.value_dim
+    padded = sizes.tokens + PIECE_TOKENS * min(sizes.rows, sizes.tokens // _RULE_TOKENS)
+    rule = padded * _RULE_VECTORS * mixer.value_heads * max(mixer.key_dim, mixer.value_dim)
+    return max(0, sizes.tokens * (2 * mixer.conv_channels + values - inner) + rule) * sizes.exact
 
 
 def gathered_bytes(spec: ModelSpec, group: CacheGroup, tokens: int, exact: int) -> int:
