@@ -15,8 +15,10 @@ from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm
 MOST_OUTPUTS = 256
 """Of a product beside another, and of few_outputs.cu."""
 MOST_PARTS = 8
-MOST_PARTS_BESIDE = 2
-"""What goes beside another product may take its time, but its blocks are not to wait for places."""
+WARPS_BESIDE = 8
+"""What goes beside another product may take its time, but its blocks are not to wait for places: so many warps of all its parts
+are enough.
+"""
 MOST_ROWS = 64
 """Of few_outputs.cu."""
 
@@ -63,11 +65,11 @@ class Beside:
 
     def structure(self, warps: int) -> FewOutputsStructure:
         tensors = self.weight, self.y, *self.between
-        parts = parts_of(self.weight.shape[1], warps, MOST_PARTS_BESIDE)
+        parts = parts_of(self.weight.shape[1], warps, max(1, WARPS_BESIDE // warps))
         return FewOutputsStructure(*(tensor.data_ptr() for tensor in tensors), len(self.weight), parts)
 
     def blocks(self, warps: int) -> int:
-        return len(self.weight) // ROWS * parts_of(self.weight.shape[1], warps, MOST_PARTS_BESIDE)
+        return len(self.weight) // ROWS * parts_of(self.weight.shape[1], warps, max(1, WARPS_BESIDE // warps))
 
 
 def normed_structure(x: Activations) -> NormedStructure:

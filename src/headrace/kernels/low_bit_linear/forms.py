@@ -22,9 +22,12 @@ _MOST_FEW_PARTS = 4
 _CHUNKS_OF_A_PART = 40
 _FEW_ROWS_SHARED_BYTES = 101_376 - 128  # besides the factors of a norm
 _RESERVED_BYTES = 1024  # of shared memory, for each block
+_PLACES_BESIDE = 8
+"""For blocks of a product of few outputs beside: a block that finds no place at once takes as long as all of the others."""
 _MOST_RESIDENT = 5
-_RESIDENT_WARPS = {1: 32, 2: 24, 4: 16}
-"""Warps of a processor for whose registers there is room, by the tiles of each."""
+_REGISTERS = 65_536
+_NEEDED_REGISTERS = {1: 64, 2: 80, 4: 112}
+"""Of a thread of few_rows, by its block's tiles."""
 _LINE_BYTES = 128  # of shared memory and of the L2 cache
 _FLOPS_OF_A_BYTE = 150
 """Arithmetic that takes the time of reading a byte, at the rates that these kernels reach."""
@@ -52,7 +55,7 @@ class FewRows:
         """Blocks of a processor that registers are made to suffice for, where the format leaves room for it."""
         if formats["ZEROS"] or _words(formats) > 1:
             return 1
-        blocks = min(_RESIDENT_WARPS[self.tiles] // self.warps, _MOST_RESIDENT)
+        blocks = min(_REGISTERS // (32 * self.warps * _NEEDED_REGISTERS[self.tiles]), _MOST_RESIDENT)
         return max(1, min(blocks, (card.shared_bytes + _RESERVED_BYTES) // (shared_bytes + _RESERVED_BYTES)))
 
     def blocks(self, outputs: int) -> int:
@@ -107,9 +110,14 @@ def _few_rows_form(x_rows: int, tiles: int, chunks: int, eight_bits: bool, card:
         return FewRows(2, 8, 3, parts) if x_rows <= 2 else FewRows(4, 8, 2, parts)
     if eight_bits:
         return FewRows(2, 4, 3)
-    if tiles < 12 * card.processors:
-        return FewRows(2, 8, 3) if x_rows <= 2 else FewRows(2, 4, 3)
-    return FewRows(2, 8, 2) if x_rows <= 2 else FewRows(4, 8, 2)
+    many = tiles >= 12 * card.processors
+    if x_rows <= 2:
+        return FewRows(2, 8, 2 if many else 3)
+    blocks_of_a_processor = card.shared_bytes // _FEW_ROWS_SHARED_BYTES
+    if x_rows == 4 and blocks_of_a_processor > 1:
+        return FewRows(2, 4, 4)
+    four, places = FewRows(4, 8, 2), card.processors * blocks_of_a_processor - _PLACES_BESIDE
+    return four if many or four.blocks(ROWS * tiles) <= places else FewRows(2, 4, 3)
 
 
 def few_outputs_bytes(warps: int, x_rows: int) -> int:
