@@ -1,0 +1,144 @@
+"""The controller of drafts in a simulator, beside no drafts and every fixed number of them: `python benchmarks/speculation.py`.
+
+Every user decodes all the time, and the target accepts a draft with a chance that is the user's own. A step takes what the
+table in speculation_costs.json says. The controller sees only what a coin accepted; it is scored by the tokens that its choices
+yield on average, so that its score has no noise of the coin's last falls. What its first steps cost is shown beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan.graph_rows import draft_widths, row_buckets
+from headrace.speculate.acceptance import Acceptance
+from headrace.speculate.controller import choose
+from headrace.speculate.costs import StepCosts
+
+COSTS = Path(__file__).with_name("speculation_costs.json")
+USERS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64)
+ACCEPTANCE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+DRAFTS = 7
+LEARNING, STEPS = 200, 600
+Floats = NDArray[np.float64]
+
+
+def h200_costs(*, drafter: bool = True, widths: Sequence[int] = draft_widths(DRAFTS)) -> StepCosts:
+    """The measured table, for the steps that an engine of 7 drafts captures graphs of: rows by tokens of a row on average."""
+    table = json.loads(COSTS.read_text())
+    sizes = row_buckets(64)
+
+    def at(name: str) -> Floats:
+        return np.interp(sizes, [int(rows) for rows in table[name]], [ms / 1e3 for ms in table[name].values()])
+
+    plain, verify, draft = at("plain_ms"), at("verify_8_ms"), at("draft_ms")
+    steps = {
+        size: {size * width: float(p + (v - p) * (width - 1) / 7) for width in (1, *widths)}
+        for size, p, v in zip(sizes, plain, verify, strict=True)
+    }
+    drafting = {size: tuple(float(s) * k for k in range(1, DRAFTS + 1)) for size, s in zip(sizes, draft, strict=True)}
+    return StepCosts(steps, drafting if drafter else {}, context=table["context"])
+
+
+def expected_tokens(chances: Floats, drafts: NDArray[np.int64]) -> float:
+    """Tokens that rows yield on average: one, and each draft that is accepted with all before it."""
+    depths = np.arange(1, DRAFTS + 1)
+    return len(chances) + float((chances[:, None] ** depths)[depths <= drafts[:, None]].sum())
+
+
+def fixed_rate(chances: Floats, drafts: int, costs: StepCosts) -> float:
+    """Tokens a second with so many drafts in every row."""
+    rows = len(chances)
+    seconds = costs.stairs(rows)[rows * drafts] + costs.drafting(rows, DRAFTS)[drafts]
+    return expected_tokens(chances, np.full(rows, drafts)) / float(seconds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Tokens a second of the controller while it learns and after, without drafts, and with the best fixed number of them.
+
+    rates, drafts: of each step, tokens a second and all rows' drafts. decide_s: seconds that a choice took, the median.
+    """
+
+    learning: float
+    learnt: float
+    off: float
+    fixed: float
+    best_fixed: int
+    rates: tuple[float, ...]
+    drafts: tuple[int, ...]
+    decide_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the better of off and the best fixed number."""
+        return self.learnt / max(self.off, self.fixed)
+
+
+def simulate(
+    chances: Sequence[float], costs: StepCosts, *, steps: int = STEPS, learning: int = LEARNING, seed: int = 0,
+    changes: Sequence[float] | None = None, changes_at: int = 0,
+) -> Outcome:
+    """A user for each of chances; from step changes_at on they are `changes`."""
+    rng, now = np.random.default_rng(seed), np.array(chances)
+    rows, slots = len(now), np.arange(len(now))
+    acceptance, limits, contexts = Acceptance(rows, DRAFTS), np.full(rows, DRAFTS), np.full(rows, costs.context)
+    credit_s, decide, tokens, seconds, counts = 0.0, list[float](), list[float](), list[float](), list[int]()
+    for step in range(steps):
+        if changes is not None and step == changes_at:
+            now = np.array(changes)
+        began = time.perf_counter()
+        choice = choose(acceptance.survival(slots), limits, contexts, acceptance.seen(slots), costs, credit_s)
+        decide.append(time.perf_counter() - began)
+        drafts, credit_s = np.array(choice.drafts), choice.credit_s
+        hits = rng.random((rows, DRAFTS)) < now[:, None]
+        accepted = np.minimum(drafts, np.cumprod(hits, axis=1).sum(1))
+        acceptance.observe(slots, drafts, accepted)
+        tokens.append(expected_tokens(now, drafts))
+        seconds.append(choice.seconds)
+        counts.append(int(drafts.sum()))
+    fixed = [fixed_rate(now, k, costs) for k in range(1, DRAFTS + 1)]
+    return Outcome(
+        sum(tokens[:learning]) / sum(seconds[:learning]), sum(tokens[learning:]) / sum(seconds[learning:]),
+        fixed_rate(now, 0, costs), max(fixed), 1 + int(np.argmax(fixed)),
+        tuple(t / s for t, s in zip(tokens, seconds, strict=True)), tuple(counts), float(np.median(decide)),
+    )
+
+
+def mixed(users: int) -> list[float]:
+    """Half of the users at 0.0, half at 0.95."""
+    return [0.0, 0.95] * (users // 2)
+
+
+def line(users: int, what: str, outcome: Outcome) -> str:
+    best, learning = max(outcome.off, outcome.fixed), outcome.learning / max(outcome.off, outcome.fixed)
+    fixed = f"{outcome.fixed:8.0f} (k={outcome.best_fixed})"
+    drafts = sum(outcome.drafts[LEARNING:]) / users / (STEPS - LEARNING)
+    controller = f"{outcome.learnt:12.0f} {outcome.learnt / best:6.3f} {learning:9.3f} {drafts:7.2f}"
+    return f"{users:5} {what:>6} {outcome.off:8.0f} {fixed} {controller} {outcome.decide_s * 1e6:7.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--free-drafter", action="store_true", help="drafts take no time, as by lookup")
+    parser.add_argument("--users", type=int, nargs="*", default=USERS)
+    args = parser.parse_args()
+    costs = h200_costs(drafter=not args.free_drafter)
+    print("users  accept    off/s   best fixed/s controller/s  share first 200 drafts a row us a choice")
+    for users in args.users:
+        for chance in ACCEPTANCE:
+            print(line(users, f"{chance:.2f}", simulate([chance] * users, costs, seed=args.seed)), flush=True)
+        if users > 1:
+            print(line(users, "mixed", simulate(mixed(users), costs, seed=args.seed)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""How likely drafts are to be accepted: estimates for every running sequence and position, from what was accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_USUAL, _LEAST, _MOST = 4.0, 1.0, 32.0
+"""Trials that a guess is worth: where nothing is known of how alike sequences are, at the least and at the most."""
+_FEWEST = 0.5
+_SUREST = 0.99
+_LATEST = 12
+"""First drafts that are looked at for a change."""
+_SURPRISE = 3.0
+
+
+class Acceptance:
+    """Estimates by state slot and position. A position is the draft's number in its row; it is tried if those before it were
+    accepted, so a row of n drafts of which m were accepted tells of the first min(n, m + 1) alone.
+
+    What was seen loses 1 / memory of its weight with every step, drafts or none: so a sequence that is tried seldom is
+    judged anew soon. When its latest first drafts are not what its estimate would make of them, all before them is forgotten.
+    Behind a sequence's first draft stands the engine's average, behind each other the one before it, changed as the engine's
+    average changes from there to here, since what is known of shallow drafts is the best guess for deep ones. They stand there
+    as if they had been seen so many times as sequences are alike (`_likeness`). Nothing seen at all: `first_guess`.
+    """
+
+    def __init__(self, slots: int, positions: int, *, memory: float = 160.0, first_guess: float = 0.7) -> None:
+        # By slot, and all of them together as the last; latest counts first drafts, tried and accepted.
+        self._tried: Floats = np.zeros((slots + 1, positions))
+        self._accepted: Floats = np.zeros((slots + 1, positions))
+        self._latest: Floats = np.zeros((slots + 1, 2))
+        self._keep, self._first_guess = 1 - 1 / memory, first_guess
+
+    def begin(self, slot: int) -> None:
+        """A new sequence has the slot."""
+        self._tried[slot] = self._accepted[slot] = 0
+        self._latest[slot] = 0
+
+    def observe(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
+        """A step's rows are verified: [R] slots, how many drafts each had, how many were accepted."""
+        position = np.arange(self._tried.shape[1])
+        tried = _with_sum(position < np.minimum(drafted, accepted + 1)[:, None])  # [R + 1, K]
+        taken = _with_sum(position < accepted[:, None])
+        rows = np.append(slots, len(self._tried) - 1)
+        first = np.stack([tried[:, 0], taken[:, 0]], axis=1)
+        self._latest[rows] = self._latest[rows] * (1 - 1 / _LATEST) ** first[:, :1] + first
+        self._tried[rows] = self._tried[rows] * self._keep + tried
+        self._accepted[rows] = self._accepted[rows] * self._keep + taken
+        self._forget_before_changes(rows)
+
+    def survival(self, slots: Ints) -> Floats:
+        """[R, K]: the chance that a draft and all before it are accepted. Never rises with the position."""
+        average, weight = self._average(), self._likeness()
+        changes = average / np.concatenate([average[:1], average[:-1]])
+        tried, accepted = self._tried[slots], self._accepted[slots]
+        chance = np.full(len(slots), average[0])
+        alive, result = np.ones(len(slots)), np.empty_like(tried)
+        for k in range(tried.shape[1]):
+            guess = np.minimum(chance * changes[k], _SUREST)
+            chance = (accepted[:, k] + weight * guess) / (tried[:, k] + weight)
+            alive = result[:, k] = alive * chance
+        return result
+
+    def seen(self, slots: Ints) -> Floats:
+        """[R]: how often a first draft was tried, less what is forgotten of it."""
+        seen: Floats = self._tried[slots, 0]
+        return seen
+
+    def _forget_before_changes(self, rows: Ints) -> None:
+        """Rows whose latest first drafts are far from their own rate: of what was seen, so much is left as they are."""
+        tried, accepted = self._tried[rows, 0], self._accepted[rows, 0]
+        latest, taken = self._latest[rows].T
+        rate = accepted / np.maximum(tried, _FEWEST)
+        off = np.abs(taken - latest * rate) > _SURPRISE * np.sqrt(latest * rate * (1 - rate).clip(0) + 1)
+        changed = rows[off & (tried > latest)]
+        left = (self._latest[changed, 0] / self._tried[changed, 0])[:, None]
+        self._tried[changed] *= left
+        self._accepted[changed] *= left
+        self._accepted[changed, 0] = self._latest[changed, 1]
+
+    def _average(self) -> Floats:
+        """[K]: the engine's average, position by position."""
+        chance, chances = self._first_guess, []
+        for tried, accepted in zip(self._tried[-1].tolist(), self._accepted[-1].tolist(), strict=True):
+            chance = (accepted + _USUAL * chance) / (tried + _USUAL)
+            chances.append(chance)
+        return np.array(chances)
+
+    def _likeness(self) -> float:
+        """How many trials of a sequence the average is worth: many where all sequences are alike, few where they differ.
+
+        Moments of the beta-binomial distribution of first drafts: with sequences' own chances of mean m and variance v, a beta
+        prior has the weight m (1 - m) / v - 1. v is what the rates differ beyond what trials of one chance would.
+        """
+        counted = np.flatnonzero(self._tried[:-1, 0] > _FEWEST)
+        tried, accepted = self._tried[counted, 0], self._accepted[counted, 0]
+        if len(tried) < 2:
+            return _USUAL
+        total = tried.sum()
+        mean = accepted.sum() / total
+        spread = (tried * (accepted / tried - mean) ** 2).sum() / total
+        by_chance = mean * (1 - mean) * (len(tried) - 1) / total
+        between = (spread - by_chance) / (1 - (tried**2).sum() / total**2)
+        if between <= mean * (1 - mean) / (1 + _MOST):
+            return _MOST
+        return max(_LEAST, float(mean * (1 - mean) / between - 1))
+
+
+def _with_sum(rows: NDArray[np.bool_]) -> Floats:
+    """[R, K] -> [R + 1, K]: the last is the sum of the others."""
+    return np.concatenate([rows, rows.sum(0, keepdims=True)]).astype(np.float64)

@@ -1,0 +1,64 @@
+"""What a step takes, as measured: a staircase of token counts for every number of rows that steps run as."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Measured seconds of steps.
+
+    steps: for each number of rows that steps run as, token counts that they run as and the seconds of each. A step of R rows
+    and T tokens runs as the first number of rows that is R or more, then the first token count that is T or more. drafter: for
+    the same numbers of rows, seconds to draft 1, 2, ... tokens for each; where it ends is the most drafts of a row. Empty:
+    drafts take no time, and a row has as many as the steps have room for.
+    context: tokens that the rows had before them in the measurement. context_s, draft_context_s: what a step takes longer for a
+    token more before a row, and for a draft of that row besides.
+    """
+
+    steps: Mapping[int, Mapping[int, float]]
+    drafter: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    context: int = 0
+    context_s: float = 0.0
+    draft_context_s: float = 0.0
+    _stairs: dict[int, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.steps or any(not stairs or min(stairs) > rows for rows, stairs in self.steps.items()):
+            raise ValueError("step costs need, for every number of rows, a step of one token a row")
+        if self.drafter and set(self.drafter) != set(self.steps):
+            raise ValueError(f"drafter costs are of {sorted(self.drafter)} rows, step costs of {sorted(self.steps)}")
+
+    def stairs(self, rows: int) -> Floats:
+        """Seconds of a step of `rows` rows by its drafts, 0, 1, ... as many as any step of so many rows can have."""
+        if rows not in self._stairs:
+            size = self._size(rows)
+            counts = sorted(self.steps[size])
+            seconds = [self.steps[size][counts[bisect_left(counts, tokens)]] for tokens in range(rows, counts[-1] + 1)]
+            self._stairs[rows] = np.array(seconds)
+        return self._stairs[rows]
+
+    def drafting(self, rows: int, most: int) -> Floats:
+        """[most + 1]: seconds to draft 0, 1, ... most tokens for each of `rows` rows; infinite where the drafter ends."""
+        known = self.drafter[self._size(rows)][:most] if self.drafter else (0.0,) * most
+        return np.array([0.0, *known, *(math.inf,) * (most - len(known))])
+
+    def beside(self, contexts: Floats) -> tuple[float, Floats]:
+        """Seconds more for rows of [R] tokens before them: of the step, and [R] of each draft of a row."""
+        more = np.maximum(0.0, contexts - self.context)
+        return self.context_s * float(more.sum()), self.draft_context_s * more
+
+    def _size(self, rows: int) -> int:
+        sizes = sorted(self.steps)
+        if rows > sizes[-1]:
+            raise ValueError(f"a step of {rows} rows was not measured; the most is {sizes[-1]}")
+        return sizes[bisect_left(sizes, rows)]

@@ -1,0 +1,165 @@
+"""The controller against every possible choice, and what its tries may cost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from headrace.speculate.controller import TRIED_SHARE, Choice, choose
+from headrace.speculate.costs import StepCosts
+
+Floats = NDArray[np.float64]
+FLAT = StepCosts({1: {1: 1.0, 2: 1.1, 4: 1.3, 8: 2.0}, 4: {4: 1.0, 8: 1.5, 16: 2.0, 32: 4.0}})
+
+
+def decide(
+    survival: list[list[float]], costs: StepCosts = FLAT, *, limits: list[int] | None = None,
+    contexts: list[int] | None = None, seen: list[float] | None = None, credit_s: float = 0.0,
+) -> Choice:
+    rows, most = len(survival), len(survival[0])
+    return choose(
+        np.array(survival), np.array(limits or [most] * rows), np.array(contexts or [0] * rows),
+        np.array(seen or [0.0] * rows), costs, credit_s,
+    )
+
+
+def rate(survival: list[list[float]], drafts: tuple[int, ...], costs: StepCosts, contexts: list[int]) -> float:
+    """Tokens a second, written down anew."""
+    rows, total = len(survival), len(survival) + sum(drafts)
+    size = min(size for size in costs.steps if size >= rows)
+    seconds = min((tokens, s) for tokens, s in costs.steps[size].items() if tokens >= total)[1]
+    deepest = max(drafts)
+    if deepest and costs.drafter:
+        seconds += costs.drafter[size][deepest - 1]
+    for context, count in zip(contexts, drafts, strict=True):
+        seconds += max(0, context - costs.context) * (costs.context_s + costs.draft_context_s * count)
+    return (rows + sum(sum(chances[:count]) for chances, count in zip(survival, drafts, strict=True))) / seconds
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[list[float]], StepCosts, list[int], list[int]]:
+    rows, most = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    chance = st.floats(0.01, 0.99)
+    survival = [np.cumprod(draw(st.lists(chance, min_size=most, max_size=most))).tolist() for _ in range(rows)]
+    steps = {}
+    for size in (2, 3):
+        counts = sorted(draw(st.sets(st.integers(size + 1, size * 4), max_size=4)))
+        stairs = itertools.accumulate([1.0, *draw(st.lists(st.floats(0.0, 0.8), min_size=len(counts), max_size=len(counts)))])
+        steps[size] = dict(zip([size, *counts], stairs, strict=True))
+    drafter = {size: tuple(itertools.accumulate([draw(st.floats(0.0, 0.3))] * most)) for size in steps}
+    own_s = draw(st.sampled_from((0.0, 1e-3)))
+    costs = StepCosts(steps, drafter if draw(st.booleans()) else {}, 10, own_s / 10, own_s)
+    numbers = st.lists(st.integers(0, 300), min_size=rows, max_size=rows)
+    limits = draw(st.lists(st.integers(0, most), min_size=rows, max_size=rows))
+    return survival, costs, limits, draw(numbers)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(cases())
+def test_no_choice_is_better(case: tuple[list[list[float]], StepCosts, list[int], list[int]]) -> None:
+    survival, costs, limits, contexts = case
+    choice = decide(survival, costs, limits=limits, contexts=contexts, credit_s=-math.inf)
+    size = min(size for size in costs.steps if size >= len(survival))
+    room = max(costs.steps[size]) - len(survival)
+    possible = [d for d in itertools.product(*(range(limit + 1) for limit in limits)) if sum(d) <= room]
+    assert choice.drafts in possible and choice.tried == 0
+    best = max(rate(survival, drafts, costs, contexts) for drafts in possible)
+    assert rate(survival, choice.drafts, costs, contexts) == pytest.approx(best, rel=1e-9)
+    assert choice.tokens / choice.seconds == pytest.approx(best, rel=1e-9)
+    plain = rate(survival, (0,) * len(survival), costs, contexts)
+    assert choice.gain == pytest.approx(best / plain - 1, abs=1e-9) and choice.gain >= -1e-12
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(cases(), st.integers(0, 2**31))
+def test_tries_stay_within_their_share_of_the_time(
+    case: tuple[list[list[float]], StepCosts, list[int], list[int]], seed: int
+) -> None:
+    survival, costs, limits, contexts = case
+    rng, credit_s, extra_s, total_s = np.random.default_rng(seed), 0.0, 0.0, 0.0
+    for _ in range(30):
+        seen = rng.random(len(survival)).tolist()
+        alone = decide(survival, costs, limits=limits, contexts=contexts, seen=seen, credit_s=-math.inf)
+        choice = decide(survival, costs, limits=limits, contexts=contexts, seen=seen, credit_s=credit_s)
+        assert all(0 <= d <= limit for d, limit in zip(choice.drafts, limits, strict=True))
+        assert choice.tried == sum(choice.drafts) - sum(alone.drafts) >= 0
+        credit_s, extra_s, total_s = choice.credit_s, extra_s + choice.seconds - alone.seconds, total_s + alone.seconds
+    assert credit_s >= 0 and extra_s <= TRIED_SHARE * total_s + 1e-9
+
+
+def test_a_stair_is_filled_to_its_edge() -> None:
+    assert decide([[0.9, 0.8, 0.7, 0.01, 0.005, 0.004, 0.003]]).drafts == (3,)
+    assert decide([[0.01, 0.005]]).drafts == (0,)
+
+
+def test_drafts_go_to_the_rows_that_accept_them() -> None:
+    good, bad = [0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65], [0.01] * 7
+    assert decide([good, bad, good, bad]).drafts == (6, 0, 6, 0)
+
+
+def test_a_drafter_that_costs_more_than_it_gives_is_not_asked() -> None:
+    dear = StepCosts({1: {1: 1.0, 8: 1.2}}, {1: (2.0,) * 7})
+    choice = decide([[0.9**k for k in range(1, 8)]], dear)
+    assert choice.drafts[0] == 7  # a block in one pass: all of it or nothing
+    assert decide([[0.5**k for k in range(1, 8)]], dear).drafts == (0,)
+    assert decide([[0.5**k for k in range(1, 8)]], dear).seconds == 1.0
+
+
+def test_drafts_of_a_long_row_are_dearer() -> None:
+    costs = StepCosts({2: {2: 1.0, 3: 1.1, 4: 1.2}}, {}, 1000, 0.0, 1e-4)
+    assert decide([[0.5], [0.5]], costs, contexts=[1000, 9000]).drafts == (1, 0)
+    assert decide([[0.5], [0.5]], costs, contexts=[1000, 1000]).drafts == (1, 1)
+
+
+def test_the_least_known_rows_are_tried_first() -> None:
+    costs = StepCosts({4: {4: 1.0, 6: 1.5, 8: 2.0}})
+    choice = decide([[0.01]] * 4, costs, seen=[5.0, 1.0, 7.0, 2.0], credit_s=0.6)
+    assert choice.drafts == (0, 1, 0, 1) and choice.tried == 2 and choice.credit_s == pytest.approx(0.61 - 0.5)
+    assert choice.gain < 0
+
+
+def test_where_all_rows_draft_deeper_ones_are_tried() -> None:
+    costs = StepCosts({2: {2: 1.0, 4: 1.1, 6: 2.0}})
+    choice = decide([[0.9, 0.1, 0.05], [0.9, 0.2, 0.15]], costs, credit_s=1.0)
+    assert choice.drafts == (1, 3) and choice.tried == 2
+
+
+def test_a_try_waits_until_it_is_paid_for() -> None:
+    costs, credit_s, tried = StepCosts({1: {1: 1.0, 2: 1.055}}), 0.0, []
+    for _ in range(60):
+        choice = decide([[0.01]], costs, credit_s=credit_s)
+        credit_s = choice.credit_s
+        tried.append(choice.tried)
+    assert sum(tried) == 10 and tried.index(1) == 5
+
+
+def test_more_rows_than_were_measured_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 rows was not measured; the most is 4"):
+        decide([[0.5]] * 5)
+
+
+def test_costs_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="one token a row"):
+        StepCosts({2: {4: 1.0}})
+    with pytest.raises(ValueError, match=r"\[1\] rows, step costs of \[2\]"):
+        StepCosts({2: {2: 1.0}}, {1: (0.1,)})
+
+
+def test_sixty_four_rows_of_fifteen_drafts_take_under_a_millisecond() -> None:
+    widths = (1, 2, 4, 8, 16)
+    costs = StepCosts({64: {64 * w: 0.011 + 0.006 * w for w in widths}}, {64: tuple(0.0005 * k for k in range(1, 16))})
+    survival = np.cumprod(np.random.default_rng(0).uniform(0.3, 0.99, (64, 15)), axis=1)
+    arguments = (survival, np.full(64, 15), np.full(64, 1000), np.zeros(64), costs)
+    taken = []
+    for _ in range(50):
+        began = time.thread_time()
+        choose(*arguments)
+        taken.append(time.thread_time() - began)
+    assert sorted(taken)[len(taken) // 4] < 1e-3
