@@ -38,8 +38,7 @@ def builds(card: Card, shape: tuple[int, ...], queries: torch.dtype, pool: torch
     yield build("add_items", {}, 0)
     for rows in (1, 64):
         few = forms.few_queries_form(rows * kv, vectors, card)
-        for known in (False, True):
-            yield build("few_queries", cuda.few_macros(few, known=known), few.shared_bytes(vectors))
+        yield build("few_queries", cuda.few_macros(few), few.shared_bytes(vectors))
     on_hopper = [forms.hopper_chunk_form(vectors)] if card.capability == 90 else []
     if on_hopper and pool.itemsize == 2:
         on_hopper.append(forms.hopper_items_form(vectors))

@@ -94,9 +94,9 @@ class Call:
         rows = len(self.row_items) if name == "add_items" else len(self.items)
         run(self.kv, rows, *arguments)
 
-    def few(self, folder: Path, *, known: bool) -> None:
+    def few(self, folder: Path) -> None:
         arrived = torch.zeros(len(self.case.rows), self.kv, dtype=torch.int32)
-        self.run("few_queries", cuda.few_macros(FEW, known=known), 1, folder, *self.inputs, self.gate, self.out, *self.sums,
+        self.run("few_queries", cuda.few_macros(FEW), 1, folder, *self.inputs, self.gate, self.out, *self.sums,
                  self.given["page_table"], self.items, arrived, *self.scalars)
         assert not arrived.any()
 
@@ -144,7 +144,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_queries(kind: str, part_keys: int, tmp_path: Path) -> None:
     call = Call(replace(DECODE, **KINDS[kind]), part_keys)
-    call.few(tmp_path, known=part_keys == 64)
+    call.few(tmp_path)
     call.agrees()
 
 

@@ -21,9 +21,8 @@ def paged_attention(
 
     q, gate [T, H, D]; keys, values [pages, page_tokens, KV, D]: float, or fp8 e4m3 or int8 codes with fp16 scales [pages,
     page_tokens, KV] (see kv_write). Query head h reads key head h // (H / KV). Page table entries for tokens that no query of
-    the row sees are never read, so no other sequence's memory is. Keys and values of tokens before a row's own may be read
-    while the kernel before is still running, which may be the one that writes its own. On CUDA in 16 or 32 bits nothing waits
-    for the device, and nothing but the workspace depends on host numbers of rows of at most 32 tokens.
+    the row sees are never read, so no other sequence's memory is. On CUDA in 16 or 32 bits nothing waits for the device, and
+    nothing but the workspace depends on host numbers of rows of at most 32 tokens.
     """
     if runs_triton(q) and q.shape[2] <= LARGEST_HEAD:
         from headrace.kernels.paged_attention import triton

@@ -56,8 +56,8 @@ def shape_macros(
     return {"BF16": bf16, "KIND": kind, "D": dim, "KV": kv_heads, "GROUP": group, "PAGE": page_tokens}
 
 
-def few_macros(form: FewQueries, *, known: bool) -> dict[str, int]:
-    return {"WARPS": form.warps, "SLOTS": form.slots, "RESIDENT": form.resident, "KNOWN": int(known)}
+def few_macros(form: FewQueries) -> dict[str, int]:
+    return {"WARPS": form.warps, "SLOTS": form.slots, "RESIDENT": form.resident}
 
 
 def many_macros(form: ManyQueries) -> dict[str, int]:
@@ -103,12 +103,9 @@ class Attention:
         new = partial(torch.empty, dtype=torch.float32, device=self.out.device)
         return new(items, self.kv, most, self.vectors.dim), new(items, self.kv, most), new(items, self.kv, most)
 
-    def few(self, form: FewQueries, items: Tensor, arrived: Tensor, most: int, *, known: bool) -> None:
-        """most: queries of a row for one key head. arrived: zeros [rows, key heads] int32, which they are again afterwards.
-
-        known: the kernel before is qk_norm_rope_kv_write's, behind which nothing but what that one writes may be unfinished.
-        """
-        macros, sums = self.macros | few_macros(form, known=known), self.sums(len(items), most)
+    def few(self, form: FewQueries, items: Tensor, arrived: Tensor, most: int) -> None:
+        """most: queries of a row for one key head. arrived: zeros [rows, key heads] int32, which they are again afterwards."""
+        macros, sums = self.macros | few_macros(form), self.sums(len(items), most)
         kernel = function("few_queries", macros, 32 * form.warps, form.shared_bytes(self.vectors), self.out.device)
         kernel((self.kv, len(items), 1), *self.inputs, self.gate, self.out, *sums, self.table, items, arrived,
                *self.scalars, most)

@@ -1,8 +1,7 @@
 // Attention of one item for at most 8 queries of a key head (tokens x GROUP): a warp takes every WARPS-th step of 16 keys by itself, with a
 // ring of SLOTS (odd) steps' keys or values of its own and a running maximum of its own, so the loop has no barrier. The warps' sums are
 // combined at the end. The only item of a row writes its output; others leave sums, and the last one to do so adds them.
-// Grid [KV, items]. Macros: WARPS, SLOTS, RESIDENT (blocks of a processor), KNOWN (1: the kernel before this one wrote nothing but queries, and
-// keys and values of the rows' own tokens, and all before it had finished when it let this one start: older keys are asked for at once).
+// Grid [KV, items]. Macros: WARPS, SLOTS, RESIDENT (blocks of a processor).
 #define THREADS (32 * WARPS)
 #define AHEAD (SLOTS / 2)                             // steps whose keys and values are on their way
 #define SLOT (16 * ROW + (EIGHT_BITS ? 128 : 0))      // bytes; behind the codes of the keys 4 bytes for each key's and value's scale
@@ -19,12 +18,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_queries(
   char* ring = ring_of_all + warp * SLOTS * SLOT;
 
   let_next_kernel_start();
-  if (!KNOWN) await_previous_kernel();
+  await_previous_kernel();
   const Item item = load_item(items);
-  if (item.row < 0) {
-    await_previous_kernel();
-    return;
-  }
+  if (item.row < 0) return;
   const int queries = item.tokens * GROUP, first_step = item.first / 16 + warp;
   const int steps = max(0, ((item.end + 15) / 16 - first_step + WARPS - 1) / WARPS);
   const long long* table = page_table + item.row * table_stride;
@@ -51,20 +47,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) few_queries(
       copy_async<4>(slot + 16 * ROW + lane * 4, scale_at, key >= from && key < until);
     }
   };
-  auto begin_copies = [&](bool own) {  // of steps with keys of the row's own tokens, which are its last ones, or of the others
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      const bool has_own = !KNOWN || (first_step + WARPS * i) * 16 + 16 > item.length - item.tokens;
-      if (has_own != own) continue;
-      if (i < steps) find(i), copy(ring + 2 * i * SLOT, keys, i, false);
-      commit_copies();
-      if (i < steps) copy(ring + (2 * i + 1) * SLOT, values, i, true);
-      commit_copies();
-    }
-  };
-  if (KNOWN) begin_copies(false);
-  await_previous_kernel();
-  begin_copies(true);
+  for (int i = 0; i < AHEAD; i++) {
+    if (i < steps) find(i), copy(ring + 2 * i * SLOT, keys, i, false);
+    commit_copies();
+    if (i < steps) copy(ring + (2 * i + 1) * SLOT, values, i, true);
+    commit_copies();
+  }
 
   u32 b[STEPS][2];  // the queries
   {

@@ -69,8 +69,8 @@ def norm_rotate_write(
     HALF: tl.constexpr, KIND: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Grid [T, q's parts + k's + v's] of BLOCK_H heads each."""
+    let_next_start(EARLY)
     await_previous(EARLY)
-    let_next_start(EARLY)  # behind the wait, so that all but what is written here is there for who starts early
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = qkv + token * (H * Q_WIDTH + 2 * KV * D)
     cos_at, sin_at = cos + token * HALF, sin + token * HALF

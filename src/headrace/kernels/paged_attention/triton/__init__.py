@@ -141,7 +141,7 @@ def _split_by_cuda(call: cuda.Attention, rows: PagedRows) -> None:
     if most <= forms.MOST_FEW_QUERIES:
         few = forms.few_queries_form(len(rows.lengths) * call.kv, call.vectors, facts)
         plan = _planned(rows, tokens, facts.processors * few.resident // call.kv, call.kv)
-        return call.few(few, plan.items, plan.arrived, most, known=not _is_first(rows))
+        return call.few(few, plan.items, plan.arrived, most)
     on_hopper = facts.capability == 90 and call.vectors.itemsize == 2
     many = forms.hopper_items_form(call.vectors) if on_hopper else forms.many_queries_form(most, call.vectors, facts)
     blocks = call.kv * -(-most // many.queries)
@@ -149,13 +149,6 @@ def _split_by_cuda(call: cuda.Attention, rows: PagedRows) -> None:
     if isinstance(many, forms.HopperQueries):
         return call.many_on_hopper(many, plan.items, plan.row_items, rows.row_offsets, most)
     call.many(many, plan.items, plan.row_items, rows.row_offsets, most)
-
-
-def _is_first(rows: PagedRows) -> bool:
-    """Whether no layer has asked before, so that the items have just been planned."""
-    asked: list[bool] = rows.once("asked", list)
-    asked.append(True)
-    return len(asked) == 1
 
 
 def _chunks_on_hopper(call: cuda.Attention, rows: PagedRows) -> None:
