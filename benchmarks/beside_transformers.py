@@ -85,7 +85,7 @@ def _our_logits(model: Model, decoder: Decoder, device: torch.device, prompt: li
     pages = -(-len(prompt) // PAGE_TOKENS)
     layout = CacheLayout(groups, PAGE_TOKENS, (pages,) * len(groups), 1)
     pools, tables = allocate_pools(model.spec, layout, dtypes, device), PageTables(layout, len(prompt), device)
-    packer = Packer(tables, len(prompt), pages * len(groups), device)
+    packer = Packer(tables, len(prompt), 1, pages * len(groups), device)
     updates = tuple(PageUpdate(group.index, 0, tuple(range(pages))) for group in groups)
     begun, found = 0, []
     for count in (len(prompt) - alone, *(1,) * alone):

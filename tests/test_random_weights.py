@@ -115,7 +115,7 @@ def one_row(spec: ModelSpec, tokens: int) -> tuple[Batch, Pools]:
     """A prompt, and a cache of just its size."""
     dtypes, cpu = Dtypes("float32", "float32", "float32"), torch.device("cpu")
     layout = CacheLayout(cache_groups(spec), tokens, (1,), 1)
-    packer = Packer(PageTables(layout, tokens, cpu), tokens, 1, cpu)
+    packer = Packer(PageTables(layout, tokens, cpu), tokens, 1, 1, cpu)
     prompt = tuple(torch.randint(0, spec.vocab_size, (tokens,), generator=torch.Generator().manual_seed(1)).tolist())
     return packer.pack((Row(0, 0, 0, prompt),), torch.zeros(1, dtype=torch.int64))[0], allocate_pools(spec, layout, dtypes, cpu)
 

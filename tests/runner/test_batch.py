@@ -54,7 +54,7 @@ def test_batches_of_random_rows() -> None:
     rng = random.Random(1)
     layout = CacheLayout(GROUPS, 4, (60, 60), 6)
     tables = PageTables(layout, 40, CPU)
-    packer = Packer(tables, 40, 120, CPU)
+    packer = Packer(tables, 40, 6, 120, CPU)
     next_tokens = torch.arange(100, 106)
     held: dict[int, list[list[int]]] = {slot: [[], []] for slot in range(6)}
     lengths = dict.fromkeys(range(6), 0)

@@ -60,10 +60,10 @@ def test_every_number_of_decoding_rows_and_both_kinds_together(slots: int, chunk
         assert (1, 1, chunk_tokens) in steps and any(tokens[-1] == 1 < tokens[0] for tokens in steps)
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_a_rehearsal_steps_through_all_of_it(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("slots", "drafts"), [(4, 0), (4, 3), (64, 7)])
+def test_a_rehearsal_steps_through_all_of_it(slots: int, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled kernels are for a GPU; here the steps are those of the references, on a cache of a page."""
-    decoder, layout = make_decoder(), CacheLayout(cache_groups(SPEC), 8, (50,), 4, True, drafts)
+    decoder, layout = make_decoder(), CacheLayout(cache_groups(SPEC), 8, (50,), slots, True, drafts)
     before = {name: parameter.clone() for name, parameter in decoder.named_parameters()}
     seen: list[tuple[int, int]] = []
     forward = Decoder.forward
@@ -77,9 +77,9 @@ def test_a_rehearsal_steps_through_all_of_it(drafts: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(Decoder, "forward", watch)
     dtypes = Dtypes("float32", "float32", "float32")
     rehearsal.rehearse(SPEC, decoder, layout, dtypes, torch.device("cpu"), context=64, chunk_tokens=20)
-    tokens_of_drafted = ((rows * (1 + drafts), MAX_TOKENS + (rows - 1) * (1 + drafts)) for rows in row_buckets(4) if drafts)
+    tokens_of_drafted = ((rows * (1 + drafts), MAX_TOKENS + (rows - 1) * (1 + drafts)) for rows in row_buckets(slots) if drafts)
     layers = len(decoder.outline().layers)
     drafted = [(layers, tokens) for pair in tokens_of_drafted for tokens in pair]
-    assert seen[:-3] == [*((layers, sum(tokens)) for tokens in rehearsal.steps(4, 20)), *drafted]
+    assert seen[:-3] == [*((layers, sum(tokens)) for tokens in rehearsal.steps(slots, 20)), *drafted]
     assert seen[-3:] == [(8, 20), (8, 10), (8, 5)]
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())

@@ -24,21 +24,24 @@ class SampledRows:
     last: Tensor | None  # [S] int64
 
 
-def upload_words(max_tokens: int, tables: PageTables, pages: int) -> int:
-    """8-byte words that `Packer` sends at most, for steps of max_tokens tokens and `pages` pages in all groups together.
+def upload_words(max_tokens: int, max_rows: int, pages: int) -> int:
+    """8-byte words that `Packer` sends at most, for steps of max_rows rows and max_tokens tokens, and of `pages` pages in all
+    groups together.
 
     Each token has its id, its position and its slot, and perhaps its place and slot again where its id is on the device; a
-    row, of which there are no more than tokens or slots, has its slot, length, offset, and three numbers for sampling.
+    row, of which there are no more than tokens, has its slot, length, offset, and three numbers for sampling.
     """
-    return 5 * max_tokens + 6 * min(max_tokens, tables.slots) + 2 * pages + 8
+    return 5 * max_tokens + 6 * min(max_tokens, max_rows) + 2 * pages + 8
 
 
 class Packer:
-    """Packs steps of at most max_tokens tokens; the batches' tensors are views of one buffer, valid until the next `pack`."""
+    """Packs steps of at most max_rows rows and max_tokens tokens; the batches' tensors are views of one buffer, valid until the
+    next `pack`.
+    """
 
-    def __init__(self, tables: PageTables, max_tokens: int, pages: int, device: torch.device) -> None:
+    def __init__(self, tables: PageTables, max_tokens: int, max_rows: int, pages: int, device: torch.device) -> None:
         self._tables = tables
-        self._upload = Upload(upload_words(max_tokens, tables, pages), device)
+        self._upload = Upload(upload_words(max_tokens, max_rows, pages), device)
 
     @property
     def nbytes(self) -> int:

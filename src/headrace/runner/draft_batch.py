@@ -63,22 +63,27 @@ def short_first(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: tokens_of(row) > MAX_TOKENS))
 
 
-def upload_words(max_tokens: int, slots: int, pages: int) -> int:
-    """8-byte words that `DraftPacker` sends at most, for steps of max_tokens tokens and `pages` pages in all groups together.
+def upload_words(max_tokens: int, max_rows: int, pages: int) -> int:
+    """8-byte words that `DraftPacker` sends at most, for steps of max_rows rows and max_tokens tokens, and of `pages` pages in
+    all groups together.
 
     Each token has its id, row and place in it, and if something is drawn behind it, itself and its run; a row its slot, offset,
     certain tokens and length, and if it samples its place among the rows, its last certain token, its first place, its draft
     count and whether its first token is on the device.
     """
-    return 5 * max_tokens + 9 * min(max_tokens, slots) + 2 * pages + 8
+    return 5 * max_tokens + 9 * min(max_tokens, max_rows) + 2 * pages + 8
 
 
 class DraftPacker:
-    """Packs steps of at most max_tokens tokens; the batches' tensors are views of one buffer, valid until the next `pack`."""
+    """Packs steps of at most max_rows rows and max_tokens tokens; the batches' tensors are views of one buffer, valid until the
+    next `pack`.
+    """
 
-    def __init__(self, tables: PageTables, slots: DraftSlots, max_tokens: int, pages: int, device: torch.device) -> None:
+    def __init__(
+        self, tables: PageTables, slots: DraftSlots, max_tokens: int, max_rows: int, pages: int, device: torch.device
+    ) -> None:
         self._tables, self._slots = tables, slots
-        self._upload = Upload(upload_words(max_tokens, tables.slots, pages), device)
+        self._upload = Upload(upload_words(max_tokens, max_rows, pages), device)
 
     def pack(self, rows: tuple[Row, ...], *, deferred: bool, folds: bool = False) -> DraftStep:
         """The batch of `rows`, which are `short_first`. deferred, folds: see `layers.batch.Deferred`."""

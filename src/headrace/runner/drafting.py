@@ -34,7 +34,7 @@ class Drafting:
         self.graphs: DraftGraphs | None = None
         self.slots = draft_slots(pools, sampler, device)
         self._verifier = Verifier(decoder.logits, sampler, self.slots)
-        self._packer = DraftPacker(tables, self.slots, most_tokens, sum(layout.pages), device)
+        self._packer = DraftPacker(tables, self.slots, most_tokens, layout.pool_slots, sum(layout.pages), device)
         self._pends = [False] * layout.slots  # whether drafts of the slot's last row may have been accepted
 
     def admit(self, admissions: Sequence[Admission]) -> None:

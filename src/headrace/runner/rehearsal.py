@@ -49,7 +49,7 @@ def rehearse(
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1)
     tables = PageTables(small, max(context, chunk_tokens), device)
     pools = allocate_pools(spec, small, dtypes, device)
-    packer = Packer(tables, chunk_tokens + layout.slots, 0, device)
+    packer = Packer(tables, chunk_tokens + layout.slots, layout.slots, 0, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
     sampler = Sampler(small.slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
 
@@ -85,7 +85,7 @@ def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dty
     compute: torch.dtype = getattr(torch, dtypes.compute)
     sampler = Sampler(small.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
     slots = draft_slots(pools, sampler, device)
-    packer = DraftPacker(tables, slots, layout.slots * (1 + layout.drafts) + MAX_TOKENS, 0, device)
+    packer = DraftPacker(tables, slots, layout.slots * (1 + layout.drafts) + MAX_TOKENS, layout.slots, 0, device)
     verifier = Verifier(decoder.scores if device.type == "cuda" else decoder.logits, sampler, slots)
     for rows in row_buckets(layout.slots):
         drafted = tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows))

@@ -109,7 +109,7 @@ class Runner:
         self._device = device
         self._graphs_required = graphs_required
         most_tokens, pages = chunk_tokens + layout.slots * (1 + layout.drafts), sum(layout.pages)
-        self._packer = None if layout.drafts else Packer(self._tables, most_tokens, pages, device)
+        self._packer = None if layout.drafts else Packer(self._tables, most_tokens, layout.pool_slots, pages, device)
         self._drafting = Drafting(
             layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device
         ) if layout.drafts else None
