@@ -1,14 +1,33 @@
 """What every test shares: GPU tests are skipped where there is no CUDA device, and are alone looked for with -m gpu.
 
-Tests marked `alone`, too, are skipped by several workers of pytest-xdist: they measure the whole device.
+Tests marked `alone` measure the whole device: each has a process of its own, and several workers of pytest-xdist skip them.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--here", action="store_true", help="run tests marked `alone` in this process")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """What other tests leave on the device, and kernels keep of it, would be counted."""
+    config = pyfuncitem.config
+    if pyfuncitem.get_closest_marker("alone") is None or config.getoption("here"):
+        return None
+    command = [sys.executable, "-m", "pytest", "--here", "-m", "alone", "-q", "-s", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=config.rootpath)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0, f"{pyfuncitem.nodeid} in a process of its own"
+    return True
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
