@@ -1,6 +1,7 @@
 """Thousands of requests of mixed length over HTTP on a tiny hybrid that never has enough pages, with clients that leave.
 
-Every answer is compared with what the same request yields alone, in process; at the end nothing is held and memory is flat.
+Many begin alike, so prefixes are kept, evicted, and brought back from host memory. Every answer is compared with what the same
+request yields alone, in process, without a prefix cache; at the end nothing is held and memory is flat.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ USERS = 24
 PAGES = 24
 PAGE_BYTES = 16 * 2 * 2 * 16 * 8  # one attention layer, two KV heads of 16, float64
 STATE_BYTES = 3 * (4 * 8 * 8 + 64 * 3) * 8
-SETTINGS = {"dtype": "float64", "context": CONTEXT, "max_seqs": 16, "chunk_tokens": 96}
-CACHE_BYTES = 16 * STATE_BYTES + PAGES * PAGE_BYTES
+SEQUENCES, KEPT_STATES = 16, 8
+SETTINGS = {"dtype": "float64", "context": CONTEXT, "chunk_tokens": 96}
+SERVED = {
+    "max_seqs": SEQUENCES,
+    "cache_bytes": (SEQUENCES + KEPT_STATES) * STATE_BYTES + PAGES * PAGE_BYTES,
+    "gpu_checkpoint_bytes": KEPT_STATES * STATE_BYTES,
+    "ram_cache_bytes": 12 * STATE_BYTES + 40 * PAGE_BYTES,
+}
+ALONE = {"max_seqs": 1, "chunk_tokens": 1024, "prefix_cache": "off"}
 
 
 @dataclass
@@ -43,9 +51,11 @@ class Job:
 
 def make_jobs(count: int, seed: int, vocab_size: int) -> list[Job]:
     rng = random.Random(seed)
+    openings = [[rng.randrange(3, vocab_size) for _ in range(100)] for _ in range(3)]
     jobs = []
     for number in range(count):
-        prompt = [rng.randrange(3, vocab_size) for _ in range(rng.choice((1, 5, 20, 20, 60, 150)))]
+        prompt = rng.choice(openings)[: rng.choice((0, 0, 30, 64, 100))]
+        prompt = prompt + [rng.randrange(3, vocab_size) for _ in range(rng.choice((1, 5, 20, 20, 50)))]
         body = {
             "prompt": prompt,
             "max_tokens": rng.choice((1, 30, 80, 120)),
@@ -100,7 +110,7 @@ async def metrics(url: str) -> dict[str, float]:
 
 def check_against_alone(model: Path, jobs: list[Job]) -> None:
     """Answers equal the model's own, computed one request at a time, token for token; what was cut short is its beginning."""
-    with LLM(model, device="cpu", **{**SETTINGS, "max_seqs": 1, "chunk_tokens": 1024}) as llm:
+    with LLM(model, device="cpu", **{**SETTINGS, **ALONE}) as llm:
         for job in jobs:
             body = {name: value for name, value in job.body.items() if name != "prompt"}
             (alone,) = llm.generate([job.body["prompt"]], SamplingParams(**body, logprobs=0))
@@ -115,7 +125,7 @@ def check_against_alone(model: Path, jobs: list[Job]) -> None:
 async def soak(tmp_path: Path, count: int, seed: int, compared: int) -> dict[str, float]:
     """Run `count` requests and compare some; returns the final metrics, and both processes' growth after the first third."""
     model = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=7)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SETTINGS, "cache_bytes": CACHE_BYTES}.items()]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SETTINGS, **SERVED}.items()]
     jobs = make_jobs(count, seed, vocab_size=280)
     with ServerProcess(model, *flags, log=tmp_path / "server.log") as server:
         resident: dict[int, tuple[int, int]] = {}
@@ -131,7 +141,8 @@ async def soak(tmp_path: Path, count: int, seed: int, compared: int) -> dict[str
     found |= {"front_growth_bytes": last[0] - first[0], "engine_growth_bytes": last[1] - first[1]}
     assert found["headrace_requests_running"] == found["headrace_requests_waiting"] == 0
     assert found["headrace_kv_pages_used"] == found["headrace_slots_used"] == 0
-    assert found["headrace_kv_pages_total"] == PAGES
+    assert found["headrace_kv_pages_total"] == PAGES and found["headrace_checkpoints_total"] == KEPT_STATES
+    assert found["headrace_prefix_hits_total"] >= count // 20 and found["headrace_prefix_restores_total"] >= count // 50
     assert all(job.finish_reason is not None for job in jobs if job.leaves_after is None), "an answer was lost"
     check_against_alone(model, random.Random(seed).sample(jobs, compared))
     return found
