@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
-from tests.scheduler.test_scheduler import FULL, make_request, prefix_settings, run_all
+from tests.scheduler.test_scheduler import FULL, all_nodes, make_request, prefix_settings, run_all
 from tests.support.fake_device import FakeDevice, expected_output
 
 from headrace.cache.layout import CacheLayout
@@ -22,10 +22,13 @@ class Engine:
     """A scheduler and its device. `starts`: where sequences began, by request, once for each time they took a slot."""
 
     def __init__(
-        self, *, recurrent: bool = True, pages: int = 40, slots: int = 4, chunk: int = 8, depth: int = 1, checkpoints: int = 8
+        self, *, recurrent: bool = True, pages: int = 40, slots: int = 4, chunk: int = 8, depth: int = 1, checkpoints: int = 8,
+        host_states: int = 0,
     ) -> None:
         layout = CacheLayout((FULL,), 4, (pages,), slots, checkpoints=checkpoints * recurrent)
-        self.scheduler = Scheduler(layout, chunk_tokens=chunk, prefixes=prefix_settings(recurrent, 4))
+        host = CacheLayout((FULL,), 4, (pages,), 0, checkpoints=host_states) if host_states else None
+        settings = replace(prefix_settings(recurrent, 4), host=host)
+        self.scheduler = Scheduler(layout, chunk_tokens=chunk, prefixes=settings)
         self.device, self.depth = FakeDevice(layout, recurrent=recurrent), depth
         self.starts: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
@@ -196,3 +199,16 @@ def test_a_large_cache_has_free_pages_before_they_are_wanted(recurrent: bool, de
     for number in range(20):
         small.run(request(f"r{number}", tuple(4 + (number * 7 + i * i) % 1000 for i in range(21)), 3))
     assert small.scheduler._prefixes.cache.pools[0].free < 40 // 4
+
+
+def test_in_host_memory_a_longer_state_takes_the_only_place() -> None:
+    """What it continues is not read there: the device has computed what follows."""
+    engine = Engine(host_states=1)
+    turn = request("t0", DOCUMENT[:5], 4)
+    engine.run(turn)
+    longer = (*turn.prompt, *expected_output(turn), *DOCUMENT[5:])
+    engine.run(request("t1", longer, 4))
+    host = engine.scheduler._prefixes._host
+    assert host is not None and host.cache.checkpoint_slots.free == 0
+    (state,) = [each for node in all_nodes(host.cache) for each in node.checkpoints.values()]
+    assert state.tokens > len(longer)

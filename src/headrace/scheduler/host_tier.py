@@ -64,6 +64,8 @@ class HostTier:
         if end - known < self._least_tokens:
             return False
         opened = self.cache.open(lease.salt, key[: end * TOKEN_BYTES], end)
+        if opened.checkpoint is not None:
+            self.cache.let_go(opened.checkpoint)  # what follows was computed on the device
         if self.cache.extend(opened.lease, end) is None:
             self.cache.close(opened.lease)
             return False

@@ -91,6 +91,10 @@ class PrefixCache:
     def unhold(self, checkpoint: Checkpoint) -> None:
         self._eviction.unhold(checkpoint)
 
+    def let_go(self, checkpoint: Checkpoint) -> None:
+        """A sequence that was opened with it does not read its state: it may be overwritten before the plan is complete."""
+        self._eviction.let_go(checkpoint)
+
     def _begin(self, salt: str, miss: Miss | None, *, writes: bool) -> Opened:
         groups = range(len(self.pools))
         root = self._nodes.root(salt)
@@ -110,7 +114,7 @@ class PrefixCache:
         if self.extend(lease, match.tokens) is None:
             self.close(lease)
             if match.checkpoint is not None:
-                self._eviction.let_go(match.checkpoint)
+                self.let_go(match.checkpoint)
             return None
         lease.pending += key[whole * self._size : match.tokens * TOKEN_BYTES]
         copies = [PageCopy(group, source, lease.pages[group][whole]) for group, source in enumerate(sources)]
