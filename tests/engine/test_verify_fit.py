@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.scripted_drafter import ScriptedDrafter
@@ -16,12 +18,13 @@ from headrace.cache.layout import CacheGroup, CacheLayout
 from headrace.config import EngineConfig
 from headrace.engine.build import build_engine, load_engine
 from headrace.engine.model_source import find_model
-from headrace.engine.verify_fit import Taken, check, compare, full_lengths, run_largest_steps
+from headrace.engine.verify_fit import Taken, check, compare, full_lengths, kernel_bytes, run_largest_steps
 from headrace.errors import ConfigError
 from headrace.plan import shapes
 from headrace.plan.budget import Budget, BudgetLine
 from headrace.plan.demo import demo_model_path
 from headrace.plan.shapes import SHAPES, declared_model
+from headrace.runner.graphs import MemoryCounts
 from headrace.runner.runner import Runner
 from headrace.types import SamplingParams, StepPlan, StepResult
 
@@ -144,3 +147,36 @@ def test_steps_are_as_large_as_can_be(pages: int, seqs: int, context: int, chunk
     )
     asked = runner.assumed[-1].admissions[0].request.params
     assert isinstance(asked, SamplingParams) and asked.prompt_logprobs and asked.logprobs and max(asked.logit_bias) < 50
+
+
+class Held:
+    """A runner whose tensors PyTorch counts as so many bytes."""
+
+    def allocated_bytes(self) -> int:
+        return 1000
+
+
+@pytest.mark.parametrize(("others", "allocated", "kept"), [(0, 1070, 70), (500, 1570, 70), (570, 1570, 0)])
+def test_kernels_keep_what_is_neither_the_engine_s_nor_others(
+    others: int, allocated: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside an earlier engine, and after one whose kernels keep the same."""
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated)
+    assert kernel_bytes(Held(), others) == kept  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_an_allocator_counts_little_beyond_the_tensors(tmp_path: Path, drafts: int) -> None:
+    """Pieces, of which weights and cache are one each: what is behind the tensors of one is under a mebibyte."""
+    path = make_tiny_checkpoint(tmp_path / "tiny", "qwen3_5", seed=1)
+    config = replace(CONFIG, verify_fit=False)
+    runner = build_engine(find_model(path, config), config, None, ScriptedDrafter({}, drafts, 100) if drafts else None).runner
+    held = sum(runner.held_bytes().values())
+    assert held <= runner.allocated_bytes() < held + 512 * sum(1 for _ in runner.parameters()) + 2**16
+    graphs = SimpleNamespace(taken=MemoryCounts(device=1 << 30, pool=1 << 25, tensors=1 << 20))
+    before = runner.allocated_bytes()
+    runner._graphs = graphs  # type: ignore[assignment]
+    if runner._drafting is not None:
+        runner._drafting.graphs = graphs  # type: ignore[assignment]
+    assert runner.allocated_bytes() == before + (1 << 20)
+    assert runner.graph_bytes == {"graphs_pool": 1 << 25, "graphs_device": 1 << 30, "graphs_tensors": 1 << 20}

@@ -22,6 +22,7 @@ from headrace.engine.model_source import find_model
 from headrace.plan.graph_rows import row_buckets
 from headrace.runner import draft_graphs
 from headrace.runner.draft_graphs import DraftGraph
+from headrace.runner.graphs import MemoryCounts
 from headrace.scheduler.drafter import Drafter
 from headrace.types import (
     Admission,
@@ -187,7 +188,7 @@ class Uncaptured(DraftGraph):
 
 def compute_what_is_captured(monkeypatch: pytest.MonkeyPatch, runner: Any, slots: int) -> None:
     monkeypatch.setattr(draft_graphs, "DraftGraph", Uncaptured)
-    monkeypatch.setattr(draft_graphs, "memory_left", lambda: (0, 0))
+    monkeypatch.setattr(draft_graphs, "memory_counts", lambda: MemoryCounts(0, 0, 0))
     monkeypatch.setattr(draft_graphs, "_WARM_UPS", 1)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     runner._drafting.capture(row_buckets(slots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
 from headrace.engine.shared_gpu import budget_beside_others
 from headrace.engine.start import Start, planned_workspace
-from headrace.engine.verify_fit import verify_fit
+from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
 from headrace.gpu_processes import gpu_processes
 from headrace.hardware import Hardware, detect
@@ -98,6 +99,8 @@ def _build_core(
     from headrace.runner.runner import Runner
 
     place = torch.device(hardware.kind)
+    if place.type == "cuda":
+        gc.collect()  # what an engine before this one left behind is not to go while this one is measured
     others_bytes = torch.cuda.memory_allocated()
     decoder = build_decoder(model.spec, dtype=getattr(torch, dtypes.compute), device=place, formats=model.formats)
     if config.random_weights:
@@ -111,6 +114,7 @@ def _build_core(
         start.taken["workspace"] = rehearse(
             model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens
         )
+        torch.cuda.empty_cache()  # what stays is not to lie in what these prompts took
         start.lap("kernels and first prompts")
     execution = resolve_execution(config, hardware, dtypes.compute)
     prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
@@ -119,17 +123,18 @@ def _build_core(
         graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
     )
     if start.taken:
-        more_bytes = torch.cuda.memory_allocated() - others_bytes - start.taken["weights"]
-        graphs = runner.graph_bytes
-        start.taken |= {"cache": more_bytes} | ({"graphs": graphs["graphs_device"]} if graphs else {})
+        held, graphs = runner.held_bytes(), runner.graph_bytes
+        start.taken["cache"] = sum(held.values()) - held["weights"]
+        start.taken |= {"graphs": graphs["graphs_device"]} if graphs else {}
     start.lap("cache and graphs")
     if start.taken:
         _reserve(planned_workspace(budget), place)
         alone = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, prefixes=prefixes)
         _serve_first(EngineCore(alone, runner, depth=execution.depth), budget)
+        start.taken["kernel buffers"] = kernel_bytes(runner, others_bytes)
         start.lap("first requests")
     if config.verify_fit:
-        start.fit = verify_fit(runner, budget, place, model.spec.vocab_size)
+        start.fit = verify_fit(runner, budget, place, model.spec.vocab_size, others_bytes)
         start.lap("the largest steps")
     scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter, prefixes=prefixes)
     return EngineCore(scheduler, runner, depth=execution.depth), runner

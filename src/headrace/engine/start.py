@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from headrace.engine.verify_fit import Taken, notes
 from headrace.plan.budget import Budget
 
-PARTS = {"weights": ("weights",), "workspace": ("workspace",), "graphs": ("graphs",)}
+_WORKSPACE = "workspace"
+_PARTS = ("weights", _WORKSPACE, "graphs", "kernel buffers")
 """Budget lines that are measured apart, by the ends of their names; all others are the cache's."""
 
 
 def planned_workspace(budget: Budget) -> int:
     """Bytes that steps take for a while."""
-    return sum(line.bytes for line in budget.lines if line.name.endswith(PARTS["workspace"]))
+    return sum(line.bytes for line in budget.lines if line.name.endswith(_WORKSPACE))
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Start:
         """part -> (planned, taken)."""
         planned = dict.fromkeys(self.taken, 0)
         for line in budget.lines:
-            part = next((part for part, ends in PARTS.items() if line.name.endswith(ends)), "cache")
+            part = next((part for part in _PARTS if line.name.endswith(part)), "cache")
             planned[part] = planned.get(part, 0) + line.bytes
         return {part: (planned[part], taken) for part, taken in self.taken.items()}
 

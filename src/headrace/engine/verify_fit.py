@@ -38,6 +38,8 @@ class Measured(Protocol):
 
     def held_bytes(self) -> dict[str, int]: ...
 
+    def allocated_bytes(self) -> int: ...
+
     def occupy(self) -> None: ...
 
     def assume(self, plan: StepPlan) -> None: ...
@@ -58,13 +60,23 @@ class Taken:
         return self.taken_bytes - self.planned_bytes
 
 
-def verify_fit(runner: Measured, budget: Budget, device: torch.device, vocab_size: int) -> tuple[Taken, ...]:
-    """Fill the cache, run the largest steps, and compare. The runner's sequences are gone afterwards.
-
-    Raises ConfigError naming a line where more than the plan is taken.
+def kernel_bytes(runner: Measured, others_bytes: int) -> int:
+    """What kernels and cuBLAS keep on a GPU: all that PyTorch has allocated, but the runner's and what was there before it. An
+    engine that is not a process's first finds there what the first one's steps made them keep.
     """
     import torch
 
+    return torch.cuda.memory_allocated() - others_bytes - runner.allocated_bytes()
+
+
+def verify_fit(
+    runner: Measured, budget: Budget, device: torch.device, vocab_size: int, others_bytes: int
+) -> tuple[Taken, ...]:
+    """Fill the cache, run the largest steps, and compare. The runner's sequences are gone afterwards. others_bytes: what
+    PyTorch had allocated before the engine.
+
+    Raises ConfigError naming a line where more than the plan is taken.
+    """
     from headrace.runner.high_water import HighWater
 
     runner.occupy()
@@ -72,7 +84,7 @@ def verify_fit(runner: Measured, budget: Budget, device: torch.device, vocab_siz
         run_largest_steps(runner, budget, vocab_size)
     taken = runner.held_bytes()
     if device.type == "cuda":
-        taken |= {"kernel buffers": torch.cuda.memory_allocated(device) - sum(taken.values())}
+        taken |= {"kernel buffers": kernel_bytes(runner, others_bytes)}
         taken |= {"graphs": runner.graph_bytes["graphs_device"]} if runner.graph_bytes else {}
     found = compare(budget, taken | {"workspace": water.bytes})
     check(found)

@@ -303,7 +303,7 @@ def _table_line(
     tables = table_bytes(len(groups), slots, context, sizes.drafts, config.page_tokens)
     assert config.chunk_tokens is not None
     tokens = config.chunk_tokens + sizes.rows * (1 + sizes.drafts)
-    sent = upload_bytes(len(groups), sizes.rows, slots, tokens, pages, graphs=graphs)
+    sent = upload_bytes(len(groups), sizes.rows, slots, tokens, pages, graphs=graphs, drafts=sizes.drafts > 0)
     return BudgetLine("tables", tables + sent, f"page lists of {slots} slots, and the numbers that are sent with a step")
 
 

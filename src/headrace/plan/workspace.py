@@ -14,6 +14,7 @@ from math import prod
 
 from headrace.cache.layout import CacheGroup
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, ModelSpec, WeightMap
+from headrace.plan.blocks import block_bytes
 from headrace.plan.graph_rows import row_buckets
 
 SCORED_ROWS = 64
@@ -151,15 +152,23 @@ def logits_bytes(spec: ModelSpec, sizes: Sizes) -> int:
 
 
 def kept_bytes(sizes: Sizes) -> int:
-    """What kernels and cuBLAS keep from the first step on."""
+    """What kernels and cuBLAS keep from the first step on, each an allocation of its own. cuBLAS's workspace is that of the
+    stream of steps; the one of the stream that captures is counted with the graphs.
+    """
     library = _HOPPER_LIBRARY_BYTES if sizes.capability == 90 else _LIBRARY_BYTES
-    return library + FEW_OUTPUTS_BYTES + (low_bit_sums_bytes(sizes.processors) if sizes.low_bit else 0)
+    sums = _low_bit_sums(sizes.processors) if sizes.low_bit else ()
+    return sum(map(block_bytes, (library, FEW_OUTPUTS_BYTES, *sums)))
 
 
 def low_bit_sums_bytes(processors: int) -> int:
-    """Sums that workers of kernels.low_bit_linear leave for each other: two tiles of each, and of its kernel for few rows."""
+    """Sums that workers of kernels.low_bit_linear leave for each other."""
+    return sum(_low_bit_sums(processors))
+
+
+def _low_bit_sums(processors: int) -> tuple[int, ...]:
+    """Two tiles of each worker; and of the kernel for few rows, sums and flags."""
     tiles, others = 6 * processors, 3
-    return 2 * processors * 32_768 * 4 + others * ((tiles + 4) * 16 * 8 * 4 + tiles * 4)
+    return 2 * processors * 32_768 * 4, others * (tiles + 4) * 16 * 8 * 4, others * tiles * 4
 
 
 def decoded_bytes(weights: WeightMap, exact: int) -> int:
@@ -216,8 +225,12 @@ def table_bytes(groups: int, pool_slots: int, context: int, drafts: int, page_to
     return groups * pool_slots * -(-(context + drafts) // page_tokens) * 8
 
 
-def upload_bytes(groups: int, rows: int, pool_slots: int, tokens: int, pages: int, *, graphs: bool) -> int:
-    """Of the numbers that are sent with a step (`runner.batch.Packer`), and with each captured one, without drafts."""
-    words = 5 * tokens + 6 * min(tokens, pool_slots) + 2 * pages + 8 + _UPLOAD_SPARE_WORDS
+def upload_bytes(
+    groups: int, rows: int, pool_slots: int, tokens: int, pages: int, *, graphs: bool, drafts: bool = False
+) -> int:
+    """Of the numbers that are sent with a step (`runner.batch.Packer`, `runner.draft_batch.DraftPacker`), and with each
+    captured one, without drafts.
+    """
+    words = 5 * tokens + (9 if drafts else 6) * min(tokens, pool_slots) + 2 * pages + 8 + _UPLOAD_SPARE_WORDS
     sizes = row_buckets(rows) if graphs else ()
     return 8 * (words + sum((6 + 2 * groups) * size + _UPLOAD_SPARE_WORDS for size in sizes))

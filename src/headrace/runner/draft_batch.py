@@ -85,6 +85,11 @@ class DraftPacker:
         self._tables, self._slots = tables, slots
         self._upload = Upload(upload_words(max_tokens, max_rows, pages), device)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the device's memory."""
+        return self._upload.nbytes
+
     def pack(self, rows: tuple[Row, ...], *, deferred: bool, folds: bool = False) -> DraftStep:
         """The batch of `rows`, which are `short_first`. deferred, folds: see `layers.batch.Deferred`."""
         upload, kept = self._upload, self._slots

@@ -17,7 +17,7 @@ from headrace.layers.batch import Batch, Deferred, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import bucket_of, draft_widths
 from headrace.runner.draft_batch import Runs
-from headrace.runner.graphs import memory_left
+from headrace.runner.graphs import memory_counts
 from headrace.runner.page_tables import PageTables
 from headrace.runner.sampler import Sampler
 from headrace.runner.upload import Span, Upload
@@ -200,7 +200,7 @@ class DraftGraph:
 
 
 class DraftGraphs:
-    """The graphs of all sizes and widths. pool_bytes, device_bytes: what they took of torch's memory and of the device's."""
+    """The graphs of all sizes and widths. taken: the memory that they took."""
 
     def __init__(self, sizes: tuple[int, ...], drafts: int, over: DraftCaptured) -> None:
         self._sizes, self._widths = sizes, draft_widths(drafts)
@@ -208,12 +208,10 @@ class DraftGraphs:
         self._graphs = {(size, width): DraftGraph(size, width, 1 + drafts, over) for size, width in shapes}
         for graph in self._graphs.values():
             graph.warm_up()
-        free_bytes, reserved_bytes = memory_left()
+        before = memory_counts()
         for graph in self._graphs.values():  # the largest first: the smaller ones fit into its memory
             graph.capture()
-        free_after, reserved_after = memory_left()
-        self.pool_bytes = reserved_after - reserved_bytes
-        self.device_bytes = free_bytes - free_after
+        self.taken = memory_counts().beyond(before)
 
     def graph_for(self, rows: tuple[Row, ...], *, deferred: bool) -> DraftGraph | None:
         """The graph that runs these rows; None if one has known tokens or draws none, or there is no graph so large.

@@ -37,6 +37,11 @@ class Drafting:
         self._packer = DraftPacker(tables, self.slots, most_tokens, layout.pool_slots, sum(layout.pages), device)
         self._pends = [False] * layout.slots  # whether drafts of the slot's last row may have been accepted
 
+    @property
+    def sent_bytes(self) -> int:
+        """Of the numbers that are sent with a step, on the device."""
+        return self._packer.nbytes
+
     def admit(self, admissions: Sequence[Admission]) -> None:
         begin(self.slots, admissions)
         for admission in admissions:

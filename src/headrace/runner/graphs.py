@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +140,7 @@ class DecodeGraph:
 
 
 class DecodeGraphs:
-    """The graphs of all sizes. pool_bytes, device_bytes: what they took of torch's memory, and of the device's in all."""
+    """The graphs of all sizes. taken: the memory that they took."""
 
     def __init__(
         self, sizes: tuple[int, ...], decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler
@@ -151,12 +152,10 @@ class DecodeGraphs:
         self._graphs = {size: DecodeGraph(size, over) for size in reversed(sizes)}
         for graph in self._graphs.values():
             graph.warm_up()
-        free_bytes, reserved_bytes = memory_left()
+        before = memory_counts()
         for graph in self._graphs.values():  # the largest first: the smaller ones fit into its memory
             graph.capture()
-        free_after, reserved_after = memory_left()
-        self.pool_bytes = reserved_after - reserved_bytes
-        self.device_bytes = free_bytes - free_after
+        self.taken = memory_counts().beyond(before)
 
     def graph_for(self, rows: tuple[Row, ...]) -> DecodeGraph | None:
         """The graph that runs these rows; None if one has known tokens or draws none, or there is no graph so large."""
@@ -179,8 +178,24 @@ def borrowed(x: Tensor) -> Tensor:
     return torch.as_tensor(memory, device=x.device).view(x.dtype)
 
 
-def memory_left() -> tuple[int, int]:
-    """(bytes of the device that nobody has, bytes that PyTorch has), with nothing in its cache."""
+@dataclass(frozen=True, slots=True)
+class MemoryCounts:
+    """Bytes: used of the device by anybody, had by PyTorch, and allocated of those. What cuBLAS keeps for the stream that
+    captures is allocated in the graphs' memory.
+    """
+
+    device: int
+    pool: int
+    tensors: int
+
+    def beyond(self, before: MemoryCounts) -> MemoryCounts:
+        return MemoryCounts(self.device - before.device, self.pool - before.pool, self.tensors - before.tensors)
+
+
+def memory_counts() -> MemoryCounts:
+    """With nothing in PyTorch's cache, and nothing that waits to be collected."""
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return MemoryCounts(total_bytes - free_bytes, torch.cuda.memory_reserved(), torch.cuda.memory_allocated())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
 from headrace.layers.batch import Pools
+from headrace.plan.blocks import block_bytes
 
 _HALF = 0x30
 """A byte that repeated is a small number in every type: 0.13 as float16, 0.5 as e4m3."""
@@ -30,8 +31,23 @@ def pool_bytes(pools: Pools, layout: CacheLayout) -> dict[str, int]:
         padding += layout.padding * each
         beyond = total_bytes(states) - layout.pool_slots * each
         found |= {"gpu checkpoints": beyond} if beyond else {}
-    rings = [t for ring in pools.rings if ring is not None for t in (ring.keys, ring.deltas, ring.decays, ring.inputs)]
+    rings = _ring_tensors(pools)
     return found | ({"padding": padding} if padding else {}) | ({"drafts": total_bytes(rings)} if rings else {})
+
+
+def pool_tensors(pools: Pools) -> tuple[Tensor, ...]:
+    kept = *pools.keys, *pools.values, *pools.key_scales, *pools.value_scales, *pools.states, *pools.conv_tails
+    return *(tensor for tensor in kept if tensor is not None), *_ring_tensors(pools)
+
+
+def _ring_tensors(pools: Pools) -> list[Tensor]:
+    return [t for ring in pools.rings if ring is not None for t in (ring.keys, ring.deltas, ring.decays, ring.inputs)]
+
+
+def allocated_bytes(tensors: Iterable[Tensor]) -> int:
+    """What PyTorch's allocator counts for the memory that the tensors lie in, which may be one piece for many."""
+    pieces = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(map(block_bytes, pieces.values()))
 
 
 def total_bytes(tensors: Iterable[Tensor | None]) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
+from headrace.plan.blocks import block_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.plan.workspace import SCORED_ROWS
@@ -20,7 +21,7 @@ from headrace.runner.copies import copy_pages, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
 from headrace.runner.drafting import Drafting
 from headrace.runner.graphs import DecodeGraphs
-from headrace.runner.held import occupy, pool_bytes, total_bytes
+from headrace.runner.held import allocated_bytes, occupy, pool_bytes, pool_tensors, total_bytes
 from headrace.runner.host_pools import HostPools
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools, clear_slot
@@ -176,16 +177,32 @@ class Runner:
 
     def held_bytes(self) -> dict[str, int]:
         """Of the tensors that are there for good, by the line of the budget that planned them."""
-        sent = self._packer.nbytes if self._packer else 0
-        sampler = total_bytes((*self._sampler.state.tensors(), self._sampler.next_tokens))
-        held = {"weights": total_bytes(self._decoder.parameters()), "sampler": sampler}
-        return held | {"tables": self._tables.entries.nbytes + sent} | pool_bytes(self._pools, self.layout)
+        held = {"weights": total_bytes(self._decoder.parameters()), "sampler": total_bytes(self._sampler_tensors())}
+        return held | {"tables": self._tables.entries.nbytes + self._sent_bytes} | pool_bytes(self._pools, self.layout)
+
+    def allocated_bytes(self) -> int:
+        """What PyTorch's allocator counts for these tensors, and for those that the graphs made."""
+        tensors = (*self._decoder.parameters(), *self._sampler_tensors(), self._tables.entries, *pool_tensors(self._pools))
+        return allocated_bytes(tensors) + block_bytes(self._sent_bytes) + self.graph_bytes.get("graphs_tensors", 0)
 
     @property
     def graph_bytes(self) -> dict[str, int]:
-        """What the graphs took of torch's memory and of the device's; nothing without them."""
+        """What the graphs took of torch's memory, in tensors or not, and of the device's in all; nothing without them."""
         graphs = self._drafting.graphs if self._drafting else self._graphs
-        return {"graphs_pool": graphs.pool_bytes, "graphs_device": graphs.device_bytes} if graphs else {}
+        if graphs is None:
+            return {}
+        taken = graphs.taken
+        return {"graphs_pool": taken.pool, "graphs_device": taken.device, "graphs_tensors": taken.tensors}
+
+    def _sampler_tensors(self) -> tuple[Tensor, ...]:
+        return *self._sampler.state.tensors(), self._sampler.next_tokens
+
+    @property
+    def _sent_bytes(self) -> int:
+        """Of the numbers that are sent with a step."""
+        if self._drafting is not None:
+            return self._drafting.sent_bytes
+        return self._packer.nbytes if self._packer else 0
 
     def close(self) -> None:
         """Let go of every tensor."""
