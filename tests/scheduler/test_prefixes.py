@@ -50,6 +50,14 @@ class Engine:
         assert outputs == {request.id: expected_output(request) for request in requests}
         return ends
 
+    def step(self) -> bool:
+        """One step of what was added; whether there was one."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self._note(plan)
+            self.scheduler.commit(self.device.run(plan))
+        return plan is not None
+
     def _note(self, plan: StepPlan) -> None:
         names = {admission.sequence: admission.request.id for admission in plan.admissions}
         self.names = getattr(self, "names", {}) | names
@@ -212,3 +220,22 @@ def test_in_host_memory_a_longer_state_takes_the_only_place() -> None:
     assert host is not None and host.cache.checkpoint_slots.free == 0
     (state,) = [each for node in all_nodes(host.cache) for each in node.checkpoints.values()]
     assert state.tokens > len(longer)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_pages_that_are_given_back_are_not_counted_twice(recurrent: bool) -> None:
+    """What has ended keeps its pages while they are copied to the host. A prompt that begins alike reads them: they are no room
+    for the rest of it, and it waits for somebody who runs instead of beginning without room.
+    """
+    engine = Engine(recurrent=recurrent, pages=12, chunk=40, host_states=8)
+    engine.scheduler.add(request("runs", tuple(range(30, 43)), 12))
+    engine.step()
+    short = request("short", DOCUMENT[:16], 1)
+    engine.scheduler.add(short)
+    engine.step()
+    engine.scheduler.add(request("long", (*DOCUMENT[:16], *range(20, 37)), 2, message_ends=(16,)))
+    while engine.step():
+        pass
+    stats = engine.scheduler.stats()
+    assert engine.starts == {"runs": [0], "short": [0], "long": [16]}
+    assert stats.preemptions_total == 0 and stats.requests_running == 0

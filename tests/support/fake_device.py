@@ -59,6 +59,7 @@ class FakeDevice:
         for admission in plan.admissions:
             self._admit(admission)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows in one step"
+        assert {each.sequence for each in plan.admissions} <= {row.sequence for row in plan.rows}, "one has no row"
         return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
 
     def _copy(self, copies: tuple[PageCopy, ...], sources: Cells, targets: Cells) -> None:

@@ -115,6 +115,10 @@ class HostTier:
         """How much of a prompt could come back."""
         return self.cache.match(salt, key, most)
 
+    def can_read(self, match: Match) -> bool:
+        """Whether `read` will find room: it takes a page where what was matched ends in the middle of one."""
+        return self.cache.has_room(match, match.tokens, 0, 0)
+
     def read(self, salt: str, key: bytes, tokens: int) -> Opened | None:
         """Have a prompt's first `tokens` tokens, which were matched, stay until the plan is complete; None without room."""
         opened = self.cache.open(salt, key, tokens, writes=False)

@@ -98,7 +98,7 @@ class Prefixes:
         match = self.cache.match(salt, key, most)
         if self._host is not None:
             host = self._host.match(salt, key, most)
-            if host.tokens >= match.tokens + self._settings.split_tokens:
+            if host.tokens >= match.tokens + self._settings.split_tokens and self._host.can_read(host):
                 return Lookup(key, most, self.cache.match_pages(salt, key, host.tokens), None, writes, host)
         return Lookup(key, most, match, None, writes)
 
@@ -117,11 +117,12 @@ class Prefixes:
 
     def has_room(self, found: Lookup, tokens: int, reserve_tokens: int, headroom_pages: int) -> bool:
         """Whether the sequence's first `tokens` tokens find pages that leave `headroom_pages` to others in every group."""
-        wanted = found.match, tokens, reserve_tokens, headroom_pages
-        return self.cache.has_room(*wanted) or (self._release() and self.cache.has_room(*wanted))
+        return self.cache.has_room(found.match, tokens, reserve_tokens, headroom_pages)
 
-    def _release(self) -> bool:
-        """Have sequences that have ended give back the pages that they still keep; whether there were any."""
+    def release(self) -> bool:
+        """Have sequences that have ended give back the pages that they still keep; whether there were any. What was looked up
+        before is to be looked up again.
+        """
         return self._host is not None and self._host.release()
 
     def open(self, sequence: Sequence, found: Lookup, waiting: Iterable[Sequence]) -> Start:
@@ -200,7 +201,7 @@ class Prefixes:
         """Pages for its first `tokens` tokens, with nothing kept that no query at `position` or later can reach."""
         self.cache.drop_behind_windows(lease, position)
         updates = self.cache.extend(lease, tokens, reserve_tokens)
-        if updates is None and self._release():
+        if updates is None and self.release():
             updates = self.cache.extend(lease, tokens, reserve_tokens)
         return updates
 
@@ -262,7 +263,7 @@ class Prefixes:
 
     def idle(self) -> None:
         """Nothing runs: what has ended needs no pages."""
-        self._release()
+        self.release()
 
     def make_room(self) -> None:
         """Let go of what would have to go soon, while the device computes: plans of a large cache then find free pages."""

@@ -244,6 +244,8 @@ class Scheduler:
             first_chunk = min(sequence.known, found.tokens + step.prompt_tokens_left)
             # One page for each running sequence stays free, or the newcomer would be preempted as soon as they grow.
             if not self._prefixes.has_room(found, first_chunk, sequence.known, headroom_pages=len(self._running)):
+                if self._prefixes.release():
+                    continue  # pages of what was found may be among them: nobody reads them now
                 return
             self._waiting.pop()
             self._begin(step, sequence, found)
