@@ -1,9 +1,15 @@
-"""Which pages are copied together."""
+"""Which pages are copied together, and memory that there is not."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+import pytest
+from tests.support.tiny import make_tiny_checkpoint
+
+from headrace import LLM
+from headrace.errors import ConfigError
 from headrace.runner.host_pools import runs
 from headrace.types import PageCopy
 
@@ -22,3 +28,10 @@ def test_every_page_goes_where_it_should() -> None:
         found = {(group, to + i): at + i for group, at, to, count in runs(copies) for i in range(count)}
         assert found == {(copy.group, copy.target): copy.source for copy in copies}
         assert sum(count for *_, count in runs(copies)) == len(copies)
+
+
+@pytest.mark.parametrize("given", [10**18, 10**20])
+def test_more_host_memory_than_there_is(given: int, tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=3)
+    with pytest.raises(ConfigError, match="give --ram-cache-bytes less"):
+        LLM(str(checkpoint), device="cpu", context=64, max_seqs=1, ram_cache_bytes=given)

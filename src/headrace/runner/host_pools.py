@@ -29,7 +29,11 @@ class HostPools:
         self, spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, pools: Pools, slots: int, device: torch.device
     ) -> None:
         self._pools, self._slots = pools, slots
-        self._host = allocate_pools(spec, layout, dtypes, torch.device("cpu"))
+        try:
+            self._host = allocate_pools(spec, layout, dtypes, torch.device("cpu"))
+        except (OSError, OverflowError, RuntimeError) as error:  # more than there is, or than there are addresses
+            tokens, why = layout.pages[0] * layout.page_tokens, str(error).partition("\n")[0]
+            raise ConfigError(f"there is no host memory for {tokens:,} tokens ({why}): give --ram-cache-bytes less") from error
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
         self._unpin: finalize[..., HostPools] | None = None
