@@ -13,7 +13,7 @@ from tests.support.tiny import make_tiny_checkpoint
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.cards import CARDS
 from headrace.plan.demo import demo_model_path
 
@@ -320,6 +320,15 @@ def test_a_plan_may_be_verified_here() -> None:
     assert told["weights"].endswith("(100.0%)") and told["kv pages 0"].endswith("(100.0%)")
     refused = plan("qwen3.8-27b --gpu rtx3090 --verify-fit")
     assert not refused["fits"] and "verify_fit" not in refused
+
+
+def test_a_plan_that_this_machine_cannot_try_says_that_it_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: str, config: object, users: int | None) -> tuple[str, ...]:
+        raise ConfigError("the engine would need more")
+
+    monkeypatch.setattr("headrace.commands.verify_fit.verify_fit", refuse)
+    shown = CliRunner().invoke(app, "plan qwen3.8-27b:w4a16 --gpu rtx3090 --verify-fit".split())
+    assert str(shown.exception) == "--verify-fit, on this machine: the engine would need more"
 
 
 @pytest.mark.parametrize(

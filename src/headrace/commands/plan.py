@@ -56,7 +56,10 @@ def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted:
 def _verified(model: str, engine: EngineConfig, settings: PlanConfig) -> dict[str, tuple[str, ...]]:
     from headrace.commands.verify_fit import verify_fit  # an engine's process is not what a plan needs otherwise
 
-    return {"verify_fit": verify_fit(model, engine, settings.users)}
+    try:
+        return {"verify_fit": verify_fit(model, engine, settings.users)}
+    except ConfigError as error:  # the plan is of the cards that were named, which need not be here
+        raise ConfigError(f"--verify-fit, on this machine: {error}") from error
 
 
 def find_models(text: str) -> tuple[str | None, Callable[[str | None], Model]]:
