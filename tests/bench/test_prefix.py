@@ -47,3 +47,13 @@ def test_a_document_that_comes_back_from_host_memory(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_named(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="two numbers|1 or more|1 token or more"):
         prefix.run(prefix.Settings(device="cpu", **fields), Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"document": (600,)}, "--document 600 needs 728 tokens"), ({"crowd": ("2x600",)}, "--crowd 2x600 needs 696")],
+)
+def test_what_is_too_long_is_named(fields: dict[str, Any], why: str, tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama", seed=3)
+    with pytest.raises(ConfigError, match=why):
+        prefix.run(prefix.Settings(model=str(checkpoint), device="cpu", context=690, **fields), Console(quiet=True))

@@ -76,6 +76,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
         console.print(f"{llm.info.model} on {llm.info.device}, {llm.info.dtype}, chunks of {llm.info.chunk_tokens} tokens")
         for note in llm.info.notes:
             console.print(note)
+        _check_context(llm.info.context, documents, crowds, settings)
         llm.crowd(Crowd(2, _WARM_UP_TOKENS, 1, 2))
         results: dict[str, Any] = {"model": llm.info.model, "documents": [], "crowds": []}
         for tokens in documents:
@@ -101,6 +102,19 @@ def _numbers(text: str) -> tuple[int, int]:
     if match is None:
         raise ConfigError(f"--crowd {text}: two numbers are wanted, such as 64x5820")
     return int(match[1]), int(match[2])
+
+
+def _check_context(
+    context: int, documents: tuple[int, ...], crowds: list[tuple[int, int]], settings: Settings
+) -> None:
+    """Raise ConfigError for what is longer than any sequence, before anything is measured."""
+    question, output = settings.question_tokens, settings.output_tokens
+    for flag, tokens in [
+        *((f"--document {tokens}", tokens + output + question + output) for tokens in documents),
+        *((f"--crowd {users}x{shared}", shared + question + output) for users, shared in crowds),
+    ]:
+        if tokens > context:
+            raise ConfigError(f"{flag} needs {tokens} tokens with questions and answers, but the context holds {context}")
 
 
 def _median(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
