@@ -88,6 +88,15 @@ def test_running_out_of_memory_is_a_matter_of_settings(checkpoint: Path, error: 
         build.load_engine(checkpoint, CONFIG, None)
 
 
+@pytest.mark.parametrize("given", [10**15, 10**30])
+def test_host_memory_that_is_not_there_is_refused_before_anything_is_loaded(
+    checkpoint: Path, given: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build, "_build_core", None)
+    with pytest.raises(ConfigError, match=f"ram_cache_bytes: {given:,} bytes are more than"):
+        build.load_engine(checkpoint, replace(CONFIG, ram_cache_bytes=given))
+
+
 def test_other_failures_stay_what_they_are(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("headrace.loader.load_weights", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -18,7 +18,7 @@ from headrace.engine.start import Start, planned_workspace
 from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
 from headrace.gpu_processes import gpu_processes
-from headrace.hardware import Hardware, detect
+from headrace.hardware import Hardware, detect, ram_bytes
 from headrace.models.spec import WeightMap
 from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model
@@ -65,6 +65,7 @@ def build_engine(
     CheckpointError when weights cannot be read.
     """
     start = Start()
+    _check_host_memory(config.ram_cache_bytes)
     hardware = detect(config.device)
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
@@ -83,6 +84,12 @@ def build_engine(
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
     info = _describe(model, config, budget, dtypes, hardware, start)
     return BuiltEngine(core, info, runner, start.memory(budget))
+
+
+def _check_host_memory(ram_cache_bytes: int) -> None:
+    there = ram_bytes()
+    if ram_cache_bytes > there:
+        raise ConfigError(f"ram_cache_bytes: {ram_cache_bytes:,} bytes are more than the {there:,} that this machine has")
 
 
 def _build_core(
