@@ -94,7 +94,7 @@ def test_host_memory_that_is_not_there_is_refused_before_anything_is_loaded(
 ):
     monkeypatch.setattr(build, "_build_core", None)
     with pytest.raises(ConfigError, match=f"ram_cache_bytes: {given:,} bytes are more than"):
-        build.load_engine(checkpoint, replace(CONFIG, ram_cache_bytes=given))
+        build.load_engine(checkpoint, replace(CONFIG, ram_cache_bytes=given), None)
 
 
 def test_other_failures_stay_what_they_are(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
