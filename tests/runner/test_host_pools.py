@@ -9,6 +9,7 @@ import pytest
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace import LLM
+from headrace.engine import build
 from headrace.errors import ConfigError
 from headrace.runner.host_pools import runs
 from headrace.types import PageCopy
@@ -31,7 +32,9 @@ def test_every_page_goes_where_it_should() -> None:
 
 
 @pytest.mark.parametrize("given", [10**18, 10**20])
-def test_more_host_memory_than_there_is(given: int, tmp_path: Path) -> None:
+def test_more_host_memory_than_can_be_had(given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine has it, as far as is known, and does not give it."""
+    monkeypatch.setattr(build, "ram_bytes", lambda: given)
     checkpoint = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=3)
     with pytest.raises(ConfigError, match="give --ram-cache-bytes less"):
         LLM(str(checkpoint), device="cpu", context=64, max_seqs=1, ram_cache_bytes=given)
