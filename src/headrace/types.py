@@ -215,8 +215,9 @@ class Row:
 
     start: position of the first token (a lower bound while earlier steps are uncommitted). tokens: certain tokens known to
     the host; empty means one token, the slot's next input token, which is on the device. drafts: proposals after them, which a
-    row of at most 16 tokens in all may have. samples: whether the row ends in a sampled token (False for a chunk that stops
-    inside the prompt); each accepted draft makes it one more.
+    row of at most 16 tokens in all may have. asked: how many the drafter on the device is to propose instead, for a row without
+    tokens and drafts that the host knows. samples: whether the row ends in a sampled token (False for a chunk that stops inside
+    the prompt); each accepted draft makes it one more.
     """
 
     sequence: int
@@ -226,6 +227,12 @@ class Row:
     drafts: tuple[int, ...] = ()
     page_updates: tuple[PageUpdate, ...] = ()
     samples: bool = True
+    asked: int = 0
+
+    @property
+    def draft_count(self) -> int:
+        """Drafts of either kind."""
+        return len(self.drafts) or self.asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,24 @@ def test_sixteen_bits_stay_near(model_type: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_taps_are_the_residual_sums_of_transformers(model_type: str) -> None:
+    """Of any layers, in the order asked for; what the last norm makes is what it is without taps."""
+    rng = random.Random(f"taps {model_type}")
+    fields = random_config(model_type, rng)
+    decoder, oracle = build(model_type, fields, 3, torch.float32)
+    tokens = [rng.randrange(fields["vocab_size"]) for _ in range(40)]
+    taps = tuple(rng.sample(range(len(decoder.layers) - 1), min(3, len(decoder.layers) - 1)))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states
+        plain, tapped = (compare.packing_for(decoder, [tokens], torch.float32, rng) for _ in range(2))
+        final, sums = decoder.tapped(tapped.pack([(0, tokens)]), tapped.pools, taps)
+        assert torch.equal(final, decoder(plain.pack([(0, tokens)]), plain.pools))
+    assert len(sums) == len(taps)
+    for layer, found in zip(taps, sums, strict=True):
+        assert compare.relative_error(found, expected[layer + 1][0]) <= compare.LOGIT_TOLERANCE, layer
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_only_what_is_wanted_behind_the_last_mixer(model_type: str) -> None:
     """The same hidden states as of all tokens, and the same cache, also where none is wanted."""
     rng = random.Random(model_type)

@@ -33,11 +33,13 @@ class Step:
 def prepare_step(
     batch: Batch, pools: Pools, windows: tuple[int | None, ...], freqs: Mapping[RopeSpec, Tensor], hidden: Tensor
 ) -> Step:
-    """windows: each cache group's. freqs: the model's rotary frequencies. hidden: any activation, for its type and device."""
+    """windows: each of the model's cache groups', which come first in the batch, before a drafter's. freqs: the model's rotary
+    frequencies. hidden: any activation, for its type and device.
+    """
     pages = {group: keys.shape[1] for group, keys in zip(pools.group_of, pools.keys, strict=True) if keys is not None}
     planned = tuple(
-        plan_rows(table, batch.lengths, batch.row_offsets, batch.host_row_tokens, pages[group], windows[group])
-        for group, table in enumerate(batch.page_tables)
+        plan_rows(table, batch.lengths, batch.row_offsets, batch.host_row_tokens, pages[group], window)
+        for group, (table, window) in enumerate(zip(batch.page_tables, windows, strict=False))
     )
     first = batch.deferred.short_rows if batch.deferred else 0
     return Step(

@@ -85,13 +85,28 @@ class Decoder(nn.Module):
 
         The rows' pages, states and tails are brought up to date. Behind the last mixer only what is wanted is computed.
         """
+        return self._run(batch, pools, wanted)[0]
+
+    def tapped(self, batch: Batch, pools: Pools, taps: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward`, with the residual sums behind the layers `taps` as well, each [T, hidden]. An outline gives the last
+        layer's for those that it lacks.
+        """
+        return self._run(batch, pools, None, taps)
+
+    def _run(
+        self, batch: Batch, pools: Pools, wanted: Tensor | None, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         hidden = self.embedding(batch.tokens)
         step = prepare_step(batch, pools, self.windows, self.frequencies, hidden)
         layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
         normed: Activations = layers[0].mixer_norm(hidden)
-        for layer, following in pairwise(layers):
+        sums: dict[int, Tensor] = {}
+        for index, (layer, following) in enumerate(pairwise(layers)):
             normed, hidden = layer(normed, hidden, step, following.mixer_norm)
-        return finished(layers[-1](normed, hidden, step, self.norm, wanted)[0])
+            if index in taps:
+                sums[index] = hidden
+        normed, hidden = layers[-1](normed, hidden, step, self.norm, wanted)
+        return finished(normed), tuple(sums.get(index, hidden) for index in taps)
 
     def scores(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, vocab] in the model's type."""
