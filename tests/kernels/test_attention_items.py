@@ -16,15 +16,15 @@ ROWS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3000)), min_size=1,
 
 
 @settings(max_examples=40, deadline=None)
-@given(ROWS, st.integers(1, 70), st.sampled_from([None, 1, 77]))
-def test_items_cover_each_row_once(rows: list[tuple[int, int]], target: int, window: int | None) -> None:
+@given(ROWS, st.integers(1, 70), st.sampled_from([None, 1, 77]), st.integers(0, 1))
+def test_items_cover_each_row_once(rows: list[tuple[int, int]], target: int, window: int | None, least: int) -> None:
     from headrace.kernels.paged_attention.triton import SPLIT_QUERIES, STEP_TOKENS, PagedRows, _plan
 
     tokens = [n for n, _ in rows]
-    lengths = [n + before for n, before in rows]
+    lengths = [n + max(before, least) for n, before in rows]  # a row has a key of its own behind the least
     offsets = torch.tensor([0, *accumulate(tokens)], dtype=torch.int32)
     ends = torch.tensor(lengths, dtype=torch.int32)
-    plan = _plan(PagedRows(torch.zeros(len(rows), 1), ends, offsets, tokens, 16, window), SPLIT_QUERIES, target, 3)
+    plan = _plan(PagedRows(torch.zeros(len(rows), 1), ends, offsets, tokens, 16, window, least), SPLIT_QUERIES, target, 3)
     items = [item for item in plan.items.tolist() if item[0] >= 0]
     assert plan.size == len(rows) + target
     covered: dict[int, list[tuple[int, int]]] = {}
@@ -37,7 +37,7 @@ def test_items_cover_each_row_once(rows: list[tuple[int, int]], target: int, win
         if not 0 < n <= SPLIT_QUERIES:
             assert row not in covered and int(plan.row_items[row, 1]) == 0
             continue
-        begin = max(0, length - n + 1 - window) if window else 0
+        begin = max(least, length - n + 1 - window) if window else least
         edges = [begin, *(end for _, end in covered[row])]
         assert covered[row] == list(zip(edges, edges[1:], strict=False)) and edges[-1] == length
         assert all((end - first) % STEP_TOKENS == 0 for first, end in covered[row][:-1])

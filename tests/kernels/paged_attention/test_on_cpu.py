@@ -55,7 +55,7 @@ def items_of(case: Case, part_keys: int) -> tuple[Tensor, Tensor]:
     """As `triton.split.plan_items`, with items of so many keys."""
     items, row_items, first_token = [], [], 0
     for row, (tokens, length) in enumerate(case.rows):
-        begin = max(0, length - tokens + 1 - (case.window or NO_WINDOW))
+        begin = max(case.first, length - tokens + 1 - (case.window or NO_WINDOW))
         edges = [*range(begin, length, part_keys), length]
         first, parts = len(items), len(edges) - 1
         row_items.append((first, parts))

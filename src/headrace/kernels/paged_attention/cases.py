@@ -28,6 +28,7 @@ class Case:
     dim: int = 8
     kv: torch.dtype | None = None  # of the pools; None: as the queries
     gated: bool = False
+    first: int = 0
 
 
 E4M3 = torch.float8_e4m3fn
@@ -41,6 +42,8 @@ CASES = (
     Case("window", ((1, 23), (6, 20), (1, 3), (9, 9)), window=5),
     Case("window-one", ((1, 5), (3, 6)), window=1, page_tokens=2),
     Case("far-apart", ((1, 5000), (1, 3), (1, 4)), heads=1, kv_heads=1, page_tokens=16, dim=2),
+    Case("first-key", ((1, 30), (1, 2), (1, 23)), heads=6, kv_heads=2, page_tokens=3, first=1),
+    Case("first-key-window", ((1, 40), (3, 9), (1, 5)), page_tokens=4, window=7, first=2),
     Case("verify", ((4, 90), (1, 33), (9, 60)), heads=12, kv_heads=2, page_tokens=16, dim=16, gated=True),
     Case("long-chunk", ((2, 70), (45, 120), (1, 9)), heads=8, kv_heads=1, page_tokens=16, dim=16, gated=True),
     Case("long-chunk-window", ((50, 50), (1, 40)), heads=3, kv_heads=3, page_tokens=8, window=11, dim=24),
@@ -49,6 +52,10 @@ CASES = (
     Case("fp8", ((1, 200), (3, 21)), heads=6, kv_heads=1, page_tokens=16, dim=64, kv=E4M3, gated=True),
     Case("fp8-chunk-window", ((40, 77), (1, 5)), heads=4, kv_heads=2, page_tokens=2, window=19, kv=E4M3),
     Case("wide", ((1, 1), (1, 300), (1, 48), (1, 17)), heads=6, kv_heads=1, page_tokens=16, dim=256, gated=True),
+    Case("wide-first-key", ((1, 2), (1, 300), (1, 49), (4, 18)), heads=6, kv_heads=1, page_tokens=16, dim=256, gated=True,
+         first=1),
+    Case("wide-first-key-int8", ((1, 2), (1, 300), (1, 49)), heads=6, kv_heads=1, page_tokens=16, dim=256, kv=torch.int8,
+         first=1),
     Case("wide-int8-window", ((1, 90), (1, 150)), heads=9, kv_heads=3, page_tokens=16, window=70, dim=128, kv=torch.int8),
     Case("wide-verify", ((8, 200), (3, 40), (1, 100), (2, 2)), heads=6, kv_heads=1, page_tokens=16, dim=256, gated=True),
     Case("wide-verify-fp8-window", ((20, 150), (1, 64)), heads=12, kv_heads=3, page_tokens=32, window=66, dim=128, kv=E4M3),
@@ -68,12 +75,13 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     for row, ((queries, length), count) in enumerate(zip(case.rows, needed, strict=True)):
         page_table[row, :count] = pages[taken : taken + count]
         taken += count
-        for position in range(max(0, length - queries + 1 - (case.window or length)), length):
+        for position in range(max(case.first, length - queries + 1 - (case.window or length)), length):
             for pool in (keys, values):
                 token = torch.randn(shape[2:], generator=rng).to(dtype)
                 pool[page_table[row, position // case.page_tokens], position % case.page_tokens] = token
     q = torch.randn(sum(n for n, _ in case.rows), case.heads, case.dim, generator=rng).to(dtype)
-    given = {"q": q, "keys": keys, "values": values, "page_table": page_table, "rows": case.rows, "window": case.window}
+    given = {"q": q, "keys": keys, "values": values, "page_table": page_table, "rows": case.rows, "window": case.window,
+             "first": case.first}
     if case.gated:
         both = 2 * torch.rand(*q.shape[:2], 2 * case.dim, generator=rng) - 1
         given["gate"] = both.to(dtype)[..., case.dim :]  # every other vector, as in the layer
@@ -98,14 +106,14 @@ def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
     ends, offsets = (
         torch.tensor(numbers, dtype=torch.int32, device=keys.device) for numbers in (lengths, (0, *accumulate(queries)))
     )
-    rows = op.plan_rows(given["page_table"], ends, offsets, queries, keys.shape[1], given["window"])
+    rows = op.plan_rows(given["page_table"], ends, offsets, queries, keys.shape[1], given["window"], given["first"])
     more = {name: given[name] for name in ("key_scales", "value_scales", "gate") if name in given}
     return (op.paged_attention(given["q"], keys, values, rows, SCALE, **more),)
 
 
 def slow(
     *, q: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, rows: tuple[tuple[int, int], ...], window: int | None,
-    key_scales: Tensor | None = None, value_scales: Tensor | None = None, gate: Tensor | None = None,
+    first: int, key_scales: Tensor | None = None, value_scales: Tensor | None = None, gate: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """One query and head at a time."""
     pools = [pool.double() if scales is None else pool.double() * scales.double()[..., None]
@@ -113,7 +121,7 @@ def slow(
     out, token, page_tokens, group = torch.empty(q.shape, dtype=torch.float64), 0, keys.shape[1], q.shape[1] // keys.shape[2]
     for pages, (queries, length) in zip(page_table.tolist(), rows, strict=True):
         for position in range(length - queries, length):
-            seen = range(max(0, position + 1 - window) if window else 0, position + 1)
+            seen = range(max(first, position + 1 - window) if window else first, position + 1)
             places = [(pages[p // page_tokens], p % page_tokens) for p in seen]
             k, v = (torch.stack([pool[place] for place in places]) for pool in pools)
             for head in range(q.shape[1]):

@@ -37,9 +37,10 @@ class Block:
 
 def plan_rows(
     page_table: Tensor, lengths: Tensor, row_offsets: Tensor, row_tokens: Sequence[int], page_tokens: int,
-    window: int | None = None,
+    window: int | None = None, first: int = 0,
 ) -> PagedRows:
-    return PagedRows(page_table, lengths, row_offsets, row_tokens, page_tokens, window)
+    """first: keys before it are never read. Every row is longer."""
+    return PagedRows(page_table, lengths, row_offsets, row_tokens, page_tokens, window, first)
 
 
 def _blocks(rows: PagedRows) -> tuple[Block, ...]:
@@ -49,7 +50,7 @@ def _blocks(rows: PagedRows) -> tuple[Block, ...]:
         total += tokens
     table, page_tokens, window = rows.page_table, rows.page_tokens, rows.window
     lengths: list[int] = rows.lengths.tolist()  # waits for a device, which alone knows them while drafts are being verified
-    spans = [min(length, window or length) for length in lengths]
+    spans = [min(length - rows.first, window or length) for length in lengths]
     decoding = [r for r, tokens in enumerate(rows.row_tokens) if tokens == 1]
     blocks = [
         _decode_block(picked, [starts[r] for r in picked], [spans[r] for r in picked], table, rows.lengths, page_tokens)
@@ -57,7 +58,7 @@ def _blocks(rows: PagedRows) -> tuple[Block, ...]:
     ]
     for row, tokens in enumerate(rows.row_tokens):
         if tokens > 1:
-            blocks += _chunk_blocks(starts[row], tokens, lengths[row], table[row], page_tokens, window)
+            blocks += _chunk_blocks(starts[row], tokens, lengths[row], table[row], rows)
     return tuple(blocks)
 
 
@@ -95,22 +96,20 @@ def _decode_block(
     return Block(len(rows), 1, at, _side_by_side(_places(table, tokens, page_tokens)), mask)
 
 
-def _chunk_blocks(
-    start: int, tokens: int, length: int, pages: Tensor, page_tokens: int, window: int | None
-) -> Iterator[Block]:
-    device = pages.device
+def _chunk_blocks(start: int, tokens: int, length: int, pages: Tensor, rows: PagedRows) -> Iterator[Block]:
+    device, window = pages.device, rows.window
     most = max(16, min(256, MASK_ELEMENTS // length))
     for done in range(0, tokens, most):
         queries = min(most, tokens - done)
         first = length - tokens + done  # position of the block's first query
-        seen = max(0, first + 1 - window) if window else 0
+        seen = max(rows.first, first + 1 - window) if window else rows.first
         keys = torch.arange(seen, first + queries, device=device)
         asking = torch.arange(first, first + queries, device=device)[:, None]
         mask = keys <= asking
         if window:
             mask &= keys > asking - window
         at = slice(start + done, start + done + queries)
-        yield Block(1, queries, at, _places(pages[None], keys[None], page_tokens), mask[None, None])
+        yield Block(1, queries, at, _places(pages[None], keys[None], rows.page_tokens), mask[None, None])
 
 
 def _places(table: Tensor, tokens: Tensor, page_tokens: int) -> Tensor:

@@ -120,6 +120,8 @@ def paged_attention(
         else:
             call.split()
     if any(tokens > SPLIT_QUERIES for tokens in rows.row_tokens):
+        if rows.first:
+            raise ValueError(f"rows of more than {SPLIT_QUERIES} tokens read from their first key on, not from key {rows.first}")
         if by_cuda and call.card.capability == 90:
             _chunks_on_hopper(by_cuda, rows)
         else:
@@ -258,8 +260,8 @@ def _plan(rows: PagedRows, most_tokens: int, target: int, kv_heads: int) -> Item
     row_items = torch.empty(count, 2, dtype=torch.int32, device=device)
     arrived = torch.empty(count, kv_heads, dtype=torch.int32, device=device)
     plan_items[(triton.cdiv(size, 32),)](
-        rows.lengths, rows.row_offsets, items, row_items, arrived, count, size, rows.window or NO_WINDOW, most_tokens, target,
-        KV=kv_heads, STEP=STEP_TOKENS, LEAST=1, BLOCK_R=_power_of_two(count), BLOCK_W=32, num_warps=4,
+        rows.lengths, rows.row_offsets, items, row_items, arrived, count, size, rows.window or NO_WINDOW, rows.first,
+        most_tokens, target, KV=kv_heads, STEP=STEP_TOKENS, LEAST=1, BLOCK_R=_power_of_two(count), BLOCK_W=32, num_warps=4,
     )
     return Items(items, row_items, arrived, size)
 
@@ -341,7 +343,7 @@ VARIANTS = (
     Variant(
         "plan", plan_items,
         {"lengths": "*i32", "row_offsets": "*i32", "items": "*i32", "row_items": "*i32", "arrived": "*i32", "rows": "i32",
-         "items_size": "i32", "window": "i32", "most_tokens": "i32", "target": "i32"},
+         "items_size": "i32", "window": "i32", "least": "i32", "most_tokens": "i32", "target": "i32"},
         {"KV": 4, "STEP": STEP_TOKENS, "LEAST": 1, "BLOCK_R": 64, "BLOCK_W": 32},
     ),
 )

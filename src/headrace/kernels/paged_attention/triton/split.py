@@ -10,9 +10,9 @@ from headrace.kernels.tile import narrow
 
 
 @triton.jit
-def blocks_of(length, tokens, window, most_tokens, STEP: tl.constexpr):
-    """(first key that any query sees, blocks of STEP keys from there on); no blocks for rows that are not split."""
-    begin = tl.maximum(length - tokens + 1 - window, 0)
+def blocks_of(length, tokens, window, least, most_tokens, STEP: tl.constexpr):
+    """(first key, `least` or later, that any query sees, blocks of STEP keys from there on); none for rows that are not split."""
+    begin = tl.maximum(length - tokens + 1 - window, least)
     here = (tokens > 0) & (tokens <= most_tokens)
     return begin, tl.where(here, (length - begin + STEP - 1) // STEP, 0)
 
@@ -26,9 +26,9 @@ def parts_of(blocks, all_blocks, target, LEAST: tl.constexpr):
     return (blocks + each - 1) // each, each
 
 
-@triton.jit(do_not_specialize=["rows", "items_size", "most_tokens", "target"])
+@triton.jit(do_not_specialize=["rows", "items_size", "least", "most_tokens", "target"])
 def plan_items(
-    lengths, row_offsets, items, row_items, arrived, rows, items_size, window, most_tokens, target,
+    lengths, row_offsets, items, row_items, arrived, rows, items_size, window, least, most_tokens, target,
     KV: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
 ):
     """All that an item's block needs to begin, in one place. items [W, 8]: (row, first key, end, parts of the row, the row's
@@ -42,7 +42,7 @@ def plan_items(
     length = tl.load(lengths + r, mask=alive, other=0)
     start = tl.load(row_offsets + r, mask=alive, other=0)
     tokens = tl.load(row_offsets + r + 1, mask=alive, other=0) - start
-    _, blocks = blocks_of(length, tokens, window, most_tokens, STEP)
+    _, blocks = blocks_of(length, tokens, window, least, most_tokens, STEP)
     all_blocks = tl.sum(blocks, 0)
     parts, _ = parts_of(blocks, all_blocks, target, LEAST)
     ends = tl.cumsum(parts, 0)
@@ -58,7 +58,7 @@ def plan_items(
     before = tl.sum(tl.where(r[None, :] < own[:, None], parts[None, :], 0), 1)
     own_length, own_start = tl.load(lengths + own), tl.load(row_offsets + own)
     own_tokens = tl.load(row_offsets + own + 1) - own_start
-    begin, own_blocks = blocks_of(own_length, own_tokens, window, most_tokens, STEP)
+    begin, own_blocks = blocks_of(own_length, own_tokens, window, least, most_tokens, STEP)
     own_parts, each = parts_of(own_blocks, all_blocks, target, LEAST)
     first = begin + (w - before) * each * STEP
     inside = w < items_size
