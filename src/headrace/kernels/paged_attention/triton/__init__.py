@@ -121,7 +121,7 @@ def paged_attention(
             call.split()
     if any(tokens > SPLIT_QUERIES for tokens in rows.row_tokens):
         if rows.first:
-            raise ValueError(f"rows of more than {SPLIT_QUERIES} tokens read from their first key on, not from key {rows.first}")
+            raise ValueError(f"rows of more than {SPLIT_QUERIES} tokens cannot begin at key {rows.first}")
         if by_cuda and call.card.capability == 90:
             _chunks_on_hopper(by_cuda, rows)
         else:

@@ -11,7 +11,7 @@ from headrace.kernels.tile import narrow
 
 @triton.jit
 def blocks_of(length, tokens, window, least, most_tokens, STEP: tl.constexpr):
-    """(first key, `least` or later, that any query sees, blocks of STEP keys from there on); none for rows that are not split."""
+    """(first key, `least` or later, that any query sees, blocks of STEP keys from there); none for rows that are not split."""
     begin = tl.maximum(length - tokens + 1 - window, least)
     here = (tokens > 0) & (tokens <= most_tokens)
     return begin, tl.where(here, (length - begin + STEP - 1) // STEP, 0)
