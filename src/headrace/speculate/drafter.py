@@ -55,12 +55,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """tokens [R, most] int64, in the vocabulary everywhere. valid [R] int64: drafts that are worth something; None if all are.
-    Those behind it are verified like others, as the step has room for them already.
+    """tokens [R, most] int64, in the vocabulary everywhere: a row that has nothing to propose gets any, which are verified like
+    others, as the step has room for them already.
     """
 
     tokens: Tensor
-    valid: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,9 @@ class Surroundings:
 class DeviceDrafter(Protocol):
     """Proposes what may follow, on the device.
 
-    most: the longest proposal. taps: indices of the target's layers whose outputs it reads, none if it needs only the last
-    norm's or nothing. Memory of its own is allocated when it is built, no later, and `nbytes` is what its budget lines say:
+    most: the longest proposal. depths: rising numbers of drafts that are worth a captured graph of their own, `most` the last:
+    those of which fewer take less time. taps: indices of the target's layers whose outputs it reads, none if it needs only the
+    last norm's or nothing. Memory of its own is allocated when it is built, no later, and `nbytes` is what its budget lines say:
     weights, and what it keeps of every slot. Keys and values lie in the pools.
 
     `propose` and `observe` of decoding rows are captured in CUDA graphs: they may not wait for the device, nor allocate by what
@@ -112,6 +112,7 @@ class DeviceDrafter(Protocol):
     """
 
     most: int
+    depths: tuple[int, ...]
     taps: tuple[int, ...]
 
     @property
@@ -123,9 +124,12 @@ class DeviceDrafter(Protocol):
         """
         ...
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: Seen) -> Tensor | None:
         """Take in what a step has computed. Cheap where no draft is wanted soon: what the drafter would compute of it can wait
         in a ring of plan.drafters.RING_TOKENS tokens of each slot until `propose`; older holes are masked.
+
+        Returns for each row [R] int64 whether it has anything to propose now, 0 or not, which the host learns with the step's
+        tokens; None if that goes without saying.
         """
         ...
 
