@@ -54,3 +54,16 @@ def test_loads_have_three_numbers(text: str) -> None:
     for fields in ({"load": (text,)}, {"arrival": (text,)}):
         with pytest.raises(ConfigError, match="three numbers"):
             generate.run(generate.Settings(device="cpu", **fields), Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"load": ("1x9+4", "2x90+11")}, r"--load 2x90\+11 needs sequences of 101 tokens, but the context holds 100"),
+        ({"arrival": ("2x5+100",)}, r"--arrival 2x5\+100 needs sequences of 101 tokens"),
+        ({"arrival": ("2x70+9",)}, r"--arrival 2x70\+9 needs sequences of 103 tokens"),
+    ],
+)
+def test_what_is_too_long_is_named(fields: dict[str, tuple[str, ...]], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        generate.run(generate.Settings(random_weights="smollm2-135m", device="cpu", context=100, **fields), Console(quiet=True))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from headrace.bench import scenarios
 from headrace.commands import bench
-from headrace.config import setting
+from headrace.config import EngineConfig, setting
 
 NAMES = scenarios.names()
 
@@ -29,6 +29,19 @@ def test_a_benchmark_keeps_the_contract(name: str) -> None:
     assert all(field.metadata["help"] for field in dataclasses.fields(entry.Settings))
     shown = CliRunner().invoke(bench.bench_app(), [name, "--help"])
     assert shown.exit_code == 0 and "--json" in shown.output
+
+
+@pytest.mark.parametrize("name", ["generate", "prefix", "step"])
+def test_what_the_engine_is_told_is_what_was_given(name: str) -> None:
+    """By its own names, which its own settings describe; nothing else of a benchmark's settings."""
+    entry = scenarios.scenario(name)
+    own = {field.name: field for field in dataclasses.fields(EngineConfig)}
+    told = entry.Settings(random_weights="smollm2-135m", kv_dtype="int8").engine()
+    assert told.pop("random_weights") == "smollm2-135m" and told.pop("kv_dtype") == "int8"
+    assert told and all(own[field].default == value for field, value in told.items())
+    fields = [field for field in dataclasses.fields(entry.Settings) if field.metadata.get("engine")]
+    assert {"device", "dtype", "loop", "graphs"} < {field.name for field in fields} < own.keys()
+    assert all(field.metadata["choices"] == own[field.name].metadata["choices"] for field in fields)
 
 
 def test_importing_them_imports_no_torch() -> None:

@@ -113,7 +113,10 @@ def test_a_run_with_drafts_on_a_cpu(loop: str):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [({"steps": 0}, "--steps"), ({"drafts": (3,), "query_tokens": (2,)}, "--drafts are"), ({"drafts": (16,)}, "--drafts must"),
-     ({"rows": (0,)}, "0 rows"), ({"query_tokens": (9,), "context": (8,)}, "cannot be"),
+     ({"rows": (0,)}, "--rows must be 1 or more, not 0"), ({"query_tokens": (4, 0)}, "--query-tokens must be 1 or more, not 0"),
+     ({"query_tokens": (9,), "context": (8,)}, "--context 8 is less than the 9 tokens"),
+     ({"drafts": (8,), "context": (8,)}, "--context 8 is less than the 9 tokens"),
+     ({"random_weights": "smollm2-135m", "context": (8000,)}, "--context 8000 and --steps 200 need sequences of 8256 tokens"),
      ({"profile": True}, "--profile needs"), ({"model": "x", "random_weights": "smollm2-135m"}, "exclude a model")],
 )
 def test_what_cannot_be_measured_is_refused(fields: dict, words: str):

@@ -16,6 +16,8 @@ from headrace.llm import LLM
 from headrace.types import Request, SamplingParams, TokenEvent
 
 SAMPLING = SamplingParams(temperature=1.0, top_k=20, top_p=0.95, ignore_eos=True)
+FIRST_TOKENS = 32
+"""Of each decoding row, before a prompt arrives beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class WatchedLLM(LLM):
         self.news.clear()
         for request in rows:
             self._core.add(request)
-        while len({news.request for news in self.news}) < arrival.rows or len(self.news) < 32 * arrival.rows:
+        while len({news.request for news in self.news}) < arrival.rows or len(self.news) < FIRST_TOKENS * arrival.rows:
             self._step()
         arrived_s, steps_s = time.perf_counter(), []
         self._core.add(late)

@@ -7,27 +7,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from headrace.config import DEVICES, DTYPES, GRAPHS, KV_DTYPES, LOOPS, STATE_DTYPES, setting
+from headrace.bench.engine_settings import EngineSettings, engine_setting
+from headrace.config import setting
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.generation import WatchedLLM
 
 _DEFAULT_LOADS = ("1x1024+128", "8x1024+128", "32x1024+128", "64x1024+128")
-_ENGINE = ("device", "dtype", "kv_dtype", "state_dtype", "loop", "graphs", "chunk_tokens", "context", "random_weights")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(EngineSettings):
     """Options of `headrace bench generate`."""
 
-    model: str | None = setting(None, "A Hugging Face directory or a GGUF file; the demo model if not given.", metavar="PATH")
-    random_weights: str | None = setting(None, "The named shape with random weights instead.", metavar="NAME[:FORMAT]")
     load: tuple[str, ...] = setting(
         (), "Users, tokens of each prompt and of each answer; 1, 8, 32 and 64 users with 1024 and 128 if neither a load nor an "
         "arrival is given.", metavar="USERSxPROMPT+OUTPUT",
@@ -35,14 +34,8 @@ class Settings:
     arrival: tuple[str, ...] = setting(
         (), "Decoding rows, tokens of each, and tokens of the prompt that arrives beside them.", metavar="ROWSxCONTEXT+PROMPT"
     )
-    device: str = setting("auto", "Where the model runs; auto takes a GPU if there is one.", choices=DEVICES)
-    dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
-    kv_dtype: str = setting("auto", "Type of cached keys and values.", choices=KV_DTYPES)
-    state_dtype: str = setting("auto", "Type of the recurrent states.", choices=STATE_DTYPES)
-    loop: str = setting("auto", "Whether a step is planned while the one before it runs.", choices=LOOPS)
-    graphs: str = setting("auto", "Whether decode steps are captured as CUDA graphs.", choices=GRAPHS)
-    chunk_tokens: int | None = setting(None, "Most prompt tokens of a step; as the server has it if not given.", metavar="N")
-    context: int | None = setting(None, "Longest sequence; as the server has it if not given.", metavar="N")
+    chunk_tokens: int | None = engine_setting("chunk_tokens")
+    context: int | None = engine_setting("context")
 
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -52,11 +45,11 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     from headrace.bench.generation import Arrival, Load, WatchedLLM
 
     most = max([64, *(users for users, _, _ in loads), *(rows + 1 for rows, _, _ in arrivals)])
-    engine = {name: value for name, value in asdict(settings).items() if name in _ENGINE and value is not None}
-    with WatchedLLM(settings.model, max_seqs=most, **engine) as llm:
+    with WatchedLLM(settings.model, max_seqs=most, **settings.engine()) as llm:
         console.print(f"{llm.info.model} on {llm.info.device}, {llm.info.dtype}, chunks of {llm.info.chunk_tokens} tokens")
         for note in llm.info.notes:
             console.print(note)
+        _check_context(llm.info.context, loads, arrivals)
         held_bytes = _held_bytes(llm)
         results: dict[str, Any] = {"model": llm.info.model, "chunk_tokens": llm.info.chunk_tokens, "loads": [], "arrivals": []}
         for numbers in loads:
@@ -77,6 +70,20 @@ def _numbers(option: str, text: str) -> tuple[int, int, int]:
     if match is None:
         raise ConfigError(f"{option} {text}: three numbers are wanted, such as 8x1024+128")
     return int(match[1]), int(match[2]), int(match[3])
+
+
+def _check_context(
+    context: int, loads: Sequence[tuple[int, int, int]], arrivals: Sequence[tuple[int, int, int]]
+) -> None:
+    """Raise ConfigError for what is longer than any sequence, before anything is measured."""
+    from headrace.bench.generation import FIRST_TOKENS
+
+    for flag, tokens in [
+        *((f"--load {users}x{prompt}+{output}", prompt + output) for users, prompt, output in loads),
+        *((f"--arrival {rows}x{held}+{prompt}", max(held + FIRST_TOKENS, prompt) + 1) for rows, held, prompt in arrivals),
+    ]:
+        if tokens > context:
+            raise ConfigError(f"{flag} needs sequences of {tokens} tokens, but the context holds {context}")
 
 
 def _held_bytes(llm: WatchedLLM) -> int:

@@ -10,28 +10,23 @@ once, and the requests behind them. Prompts are random token ids, so that no tim
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
-from headrace.config import DEVICES, DTYPES, GRAPHS, KV_DTYPES, LOOPS, STATE_DTYPES, setting
+from headrace.bench.engine_settings import EngineSettings, engine_setting
+from headrace.config import setting
 from headrace.errors import ConfigError
 
-_ENGINE = (
-    "device", "dtype", "kv_dtype", "state_dtype", "loop", "graphs", "chunk_tokens", "context", "max_seqs", "random_weights",
-    "gpu_checkpoint_bytes", "cache_bytes", "ram_cache_bytes",
-)
 _DEFAULT_DOCUMENT, _DEFAULT_CROWD = (24_000,), ("64x5820",)
 _WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(EngineSettings):
     """Options of `headrace bench prefix`."""
 
-    model: str | None = setting(None, "A Hugging Face directory or a GGUF file; the demo model if not given.", metavar="PATH")
-    random_weights: str | None = setting(None, "The named shape with random weights instead.", metavar="NAME[:FORMAT]")
     document: tuple[int, ...] = setting(
         (), "Tokens of a document; 24000 if neither a document nor a crowd is given.", metavar="N"
     )
@@ -42,19 +37,14 @@ class Settings:
     question_tokens: int = setting(64, "Tokens of each prompt beyond a document, or what is shared.", metavar="N")
     output_tokens: int = setting(32, "Tokens of each answer.", metavar="N")
     repeat: int = setting(3, "Times that each is measured; the median is told.", metavar="N")
-    device: str = setting("auto", "Where the model runs; auto takes a GPU if there is one.", choices=DEVICES)
-    dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
-    kv_dtype: str = setting("auto", "Type of cached keys and values.", choices=KV_DTYPES)
-    state_dtype: str = setting("auto", "Type of the recurrent states.", choices=STATE_DTYPES)
-    loop: str = setting("auto", "Whether a step is planned while the one before it runs.", choices=LOOPS)
-    graphs: str = setting("auto", "Whether decode steps are captured as CUDA graphs.", choices=GRAPHS)
-    chunk_tokens: int | None = setting(None, "Most prompt tokens of a step; as the server has it if not given.", metavar="N")
-    context: int | None = setting(None, "Longest sequence; as the server has it if not given.", metavar="N")
-    max_seqs: int | None = setting(None, "Most sequences at once; as many as the largest crowd if not given.", metavar="N")
-    gpu_checkpoint_bytes: int | None = setting(None, "For states that are kept; as the server has it if not given.",
-                                              metavar="N")
-    cache_bytes: int | None = setting(None, "Memory for KV pages and states; as the server has it if not given.", metavar="N")
-    ram_cache_bytes: int | None = setting(None, "Host memory for what was computed; none if not given.", metavar="N")
+    chunk_tokens: int | None = engine_setting("chunk_tokens")
+    context: int | None = engine_setting("context")
+    max_seqs: int | None = engine_setting(
+        "max_seqs", "Most sequences that run at once; as many as the largest crowd if not given."
+    )
+    gpu_checkpoint_bytes: int | None = engine_setting("gpu_checkpoint_bytes")
+    cache_bytes: int | None = engine_setting("cache_bytes")
+    ram_cache_bytes: int = engine_setting("ram_cache_bytes")
 
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -64,13 +54,12 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     crowds = [_numbers(text) for text in (settings.crowd if asked else _DEFAULT_CROWD)]
     for name in ("question_tokens", "output_tokens", "repeat"):
         if getattr(settings, name) < 1:
-            raise ConfigError(f"{name} must be 1 or more, not {getattr(settings, name)}")
+            raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, not {getattr(settings, name)}")
     if any(tokens < 1 for tokens in documents):
-        raise ConfigError(f"a document has 1 token or more, not {min(documents)}")
+        raise ConfigError(f"--document must be 1 or more, not {min(documents)}")
     from headrace.bench.prefix_reuse import Conversation, Crowd, PrefixLLM
 
-    engine = {name: value for name, value in asdict(settings).items() if name in _ENGINE and value is not None}
-    engine.setdefault("max_seqs", max([1, *(users for users, _ in crowds)]))
+    engine = {"max_seqs": max([1, *(users for users, _ in crowds)]), **settings.engine()}
     question, output = settings.question_tokens, settings.output_tokens
     with PrefixLLM(settings.model, **engine) as llm:
         console.print(f"{llm.info.model} on {llm.info.device}, {llm.info.dtype}, chunks of {llm.info.chunk_tokens} tokens")

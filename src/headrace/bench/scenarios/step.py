@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headrace.bench.engine_settings import EngineSettings
 from headrace.cache.layout import cache_groups
-from headrace.config import DEVICES, DTYPES, GRAPHS, KV_DTYPES, LOOPS, STATE_DTYPES, EngineConfig, setting
+from headrace.config import EngineConfig, setting
 from headrace.engine.model_source import find_model
 from headrace.errors import ConfigError
 from headrace.hardware import detect
@@ -41,22 +42,14 @@ _KERNELS_SHOWN = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(EngineSettings):
     """Options of `headrace bench step`."""
 
-    model: str | None = setting(None, "A Hugging Face directory or a GGUF file; the demo model if not given.", metavar="PATH")
-    random_weights: str | None = setting(None, "The named shape with random weights instead.", metavar="NAME[:FORMAT]")
     rows: tuple[int, ...] = setting((), "Sequences in a step; 1 if not given.", metavar="N")
     query_tokens: tuple[int, ...] = setting((), "Tokens of each of them; 1 if not given.", metavar="N")
     drafts: tuple[int, ...] = setting((), "Drafts behind each sequence's one query token; none if not given.", metavar="N")
     context: tuple[int, ...] = setting((), "Tokens that each is long, half-way through; 1024 if not given.", metavar="N")
     steps: int = setting(200, "Consecutive steps that are timed.", metavar="N")
-    device: str = setting("auto", "Where the model runs; auto takes a GPU if there is one.", choices=DEVICES)
-    dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
-    kv_dtype: str = setting("auto", "Type of cached keys and values.", choices=KV_DTYPES)
-    state_dtype: str = setting("auto", "Type of the recurrent states.", choices=STATE_DTYPES)
-    loop: str = setting("auto", "Whether a step is planned while the one before it runs.", choices=LOOPS)
-    graphs: str = setting("auto", "Whether decode steps are captured as CUDA graphs.", choices=GRAPHS)
     read_tb_per_s: float | None = setting(None, "Rate of reading for the floor; measured if not given.", metavar="X")
     matmul_tflops: float | None = setting(None, "Rate of matrix products for the floor; measured if not given.", metavar="X")
     profile: bool = setting(False, "Also print the time in each kernel, and the share with none running (GPU only).")
@@ -73,7 +66,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     if settings.profile and hardware.kind != "cuda":
         raise ConfigError("--profile needs a CUDA device")
     model = _model(settings)
-    config = _engine_config(settings, loads)
+    config = _engine_config(settings, loads, model.spec.max_context)
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     ceilings = _ceilings(settings, torch.device(hardware.kind), dtypes)
     config = replace(config, cache_bytes=_cache_bytes(model, config, dtypes))
@@ -105,10 +98,13 @@ def _loads(settings: Settings) -> Iterator[_Load]:
     for rows, tokens, context, drafts in itertools.product(
         settings.rows or (1,), settings.query_tokens or (1,), settings.context or (1024,), settings.drafts or (0,)
     ):
-        if rows < 1 or tokens < 1 or context < tokens + drafts:
-            raise ConfigError(f"{rows} rows of {tokens} query tokens and {context} tokens of context cannot be")
+        for flag, value in (("--rows", rows), ("--query-tokens", tokens)):
+            if value < 1:
+                raise ConfigError(f"{flag} must be 1 or more, not {value}")
         if not 0 <= drafts <= _MOST_DRAFTS:
             raise ConfigError(f"--drafts must be from 0 to {_MOST_DRAFTS}, not {drafts}")
+        if context < tokens + drafts:
+            raise ConfigError(f"--context {context} is less than the {tokens + drafts} tokens of a row's step")
         yield rows, tokens, context, drafts
 
 
@@ -117,13 +113,20 @@ def _model(settings: Settings) -> Model:
     return find_model(None if settings.model is None else Path(settings.model), config)
 
 
-def _engine_config(settings: Settings, loads: list[_Load]) -> EngineConfig:
-    """Room for the largest combination, and no more."""
-    longest = max(context for _, _, context, _ in loads) + settings.steps + _WARM_UPS + 48
+def _engine_config(settings: Settings, loads: list[_Load], most_tokens: int) -> EngineConfig:
+    """Room for the largest combination, and no more. Raises ConfigError where that is over most_tokens a sequence."""
+    from headrace.bench.step_engine import SPARE_TOKENS
+
+    context = max(context for _, _, context, _ in loads)
+    longest = context + settings.steps + _WARM_UPS + SPARE_TOKENS
+    if longest > most_tokens:
+        raise ConfigError(
+            f"--context {context} and --steps {settings.steps} need sequences of {longest} tokens, but the model's "
+            f"own limit is {most_tokens}"
+        )
     return EngineConfig(
-        device=settings.device, dtype=settings.dtype, context=longest, max_seqs=max(rows for rows, _, _, _ in loads),
-        chunk_tokens=max(rows * tokens for rows, tokens, _, _ in loads), kv_dtype=settings.kv_dtype,
-        state_dtype=settings.state_dtype, loop=settings.loop, graphs=settings.graphs, random_weights=settings.random_weights,
+        context=longest, max_seqs=max(rows for rows, _, _, _ in loads),
+        chunk_tokens=max(rows * tokens for rows, tokens, _, _ in loads), **settings.engine(),
     )
 
 
