@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headrace.kernels.paged_attention import paged_attention
+from headrace.kernels.paged_attention import PagedRows, paged_attention
 from headrace.kernels.qk_norm_rope_kv_write import HeadNorm, Heads, qk_norm_rope_kv_write
 from headrace.kernels.rms_norm import Activations
+from headrace.layers.batch import Pools
 from headrace.layers.linear import Linear
 from headrace.layers.norm import RmsNorm
 from headrace.layers.step import Step
@@ -35,17 +36,29 @@ class Attention(nn.Module):
             self.k_norm = RmsNorm(spec.head_dim, eps=eps, offset=norm_offset, dtype=dtype, device=device)
 
     def forward(self, x: Activations, step: Step) -> Tensor:
-        spec, pools, index = self.spec, step.pools, self.index
-        keys, values, group = pools.keys[index], pools.values[index], pools.group_of[index]
-        assert keys is not None and values is not None and group is not None
+        group = step.pools.group_of[self.index]
+        assert group is not None
         qkv: Tensor = self.qkv(x)
-        cos, sin = step.rotary[spec.rope]
-        q = qk_norm_rope_kv_write(
-            qkv, cos, sin, self.heads, self._norm(), keys, values, step.batch.write_at[group], *pools.scales(index)
+        q = self.store(qkv, self.heads, step.rotary[self.spec.rope], step.pools, step.batch.write_at[group])
+        return self.attend(q, qkv, step.pools, step.paged_rows[group])
+
+    def store(self, qkv: Tensor, heads: Heads, rotary: tuple[Tensor, Tensor], pools: Pools, write_at: Tensor) -> Tensor:
+        """The queries [T, heads, head_dim] of projections [T, heads.width]; their keys and values go to the pools."""
+        keys, values = self._pools(pools)
+        return qk_norm_rope_kv_write(
+            qkv, *rotary, heads, self._norm(), keys, values, write_at, *pools.scales(self.index)
         )
-        gate = self.heads.split(qkv)[3] if spec.gated else None
-        y = paged_attention(q, keys, values, step.paged_rows[group], spec.head_dim**-0.5, *pools.scales(index), gate)
-        return y.flatten(1)
+
+    def attend(self, q: Tensor, qkv: Tensor, pools: Pools, rows: PagedRows) -> Tensor:
+        """What `out` is to project, of queries and of the projections that they are from, which have the gate."""
+        gate = self.heads.split(qkv)[3] if self.spec.gated else None
+        scale = self.spec.head_dim**-0.5
+        return paged_attention(q, *self._pools(pools), rows, scale, *pools.scales(self.index), gate).flatten(1)
+
+    def _pools(self, pools: Pools) -> tuple[Tensor, Tensor]:
+        keys, values = pools.keys[self.index], pools.values[self.index]
+        assert keys is not None and values is not None
+        return keys, values
 
     def reads_pending(self) -> bool:
         return self.qkv.reads_pending()

@@ -31,7 +31,8 @@ class Batch:
     """One step's rows, packed: row r owns query tokens row_offsets[r] ... row_offsets[r + 1].
 
     T tokens, R rows, G cache groups. Row tokens come twice: as tensors for kernels and as host integers, which need no wait for
-    a device. deferred: None where nothing is drafted or pending.
+    a device. deferred: None where nothing is drafted or pending. longer: of a captured step with prompts, whose host_row_tokens
+    are bounds: how many of its last rows may have more than one token.
     """
 
     tokens: Tensor  # [T] int64
@@ -43,6 +44,7 @@ class Batch:
     write_at: tuple[Tensor, ...]  # G x [T] int64: page * page_tokens + offset where each token's K and V go
     host_row_tokens: tuple[int, ...]  # R query tokens
     deferred: Deferred | None = None
+    longer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class Pools:
     value_heads, value_dim, key_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first,
     [slots, conv_width - 1, conv_channels]. Of both, checkpoints lie behind the slots that rows may have. group_of: the layer's
     cache group. Only where rows may carry drafts: rings, and pending and parity [slots] int32 of all layers together, see
-    kernels.gated_delta_verify.
+    kernels.gated_delta_verify. hidden, where a drafter needs it: what the last norm made of the token before, [slots, hidden],
+    with checkpoints too.
     """
 
     keys: tuple[Tensor | None, ...]
@@ -67,6 +70,7 @@ class Pools:
     rings: tuple[Ring | None, ...] = ()
     pending: Tensor | None = None
     parity: Tensor | None = None
+    hidden: Tensor | None = None
 
     def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """(key scales, value scales) of a layer."""

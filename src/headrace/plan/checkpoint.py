@@ -54,9 +54,14 @@ def identify(checkpoint: Checkpoint) -> Model:
         weight_map, formats = format.stored(weight_map, checkpoint.config, checkpoint.tensors)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None  # what knows no files cannot name one
+    check_weights(checkpoint, weight_map)
+    return Model(checkpoint, spec, _with_row_order(weight_map, checkpoint.permuted), formats)
+
+
+def check_weights(checkpoint: Checkpoint, weight_map: WeightMap) -> None:
+    """Raise CheckpointError for a tensor of another shape than the map says, or of a type that is not loaded."""
     for weight in weight_map.weights:
         _check_weight(checkpoint, weight)
-    return Model(checkpoint, spec, _with_row_order(weight_map, checkpoint.permuted), formats)
 
 
 def _check_weight(checkpoint: Checkpoint, weight: Weight) -> None:

@@ -36,6 +36,8 @@ CASES = (
     Case("gated-alone", 4, Heads(2, 1, 16, gated=True), 4),
     Case("odd-dim", 3, Heads(2, 1, 20, gated=True), 10, offset=1.0),
     Case("wide", 9, Heads(12, 2, 128, gated=True), 32, offset=1.0),
+    Case("keys-alone", 6, Heads(0, 2, 32), 8, offset=1.0),
+    Case("keys-alone-int8", 5, Heads(0, 3, 16), 8, kv=torch.int8),
     Case("int8", 6, Heads(6, 1, 64, gated=True), 16, kv=torch.int8),
     Case("int8-whole", 12, Heads(4, 4, 8), 8, kv=torch.int8),
     Case("fp8", 6, Heads(6, 2, 64, gated=True), 16, kv=torch.float8_e4m3fn),

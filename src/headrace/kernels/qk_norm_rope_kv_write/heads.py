@@ -9,7 +9,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A row: `queries` heads of `dim`, each followed by as much of its gate if there are gates; `keys` heads of k, and of v."""
+    """A row: `queries` heads of `dim`, each followed by as much of its gate if there are gates; `keys` heads of k, and of v.
+    There may be no queries.
+    """
 
     queries: int
     keys: int
@@ -28,7 +30,7 @@ class Heads:
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Views of [T, width]: q [T, H, D], k and v [T, KV, D], gate [T, H, D] if there is one."""
         cut = self.queries * self.query_width
-        q = qkv[:, :cut].view(-1, self.queries, self.query_width)
+        q = qkv[:, :cut].view(len(qkv), self.queries, self.query_width)
         k, v = qkv[:, cut:].view(-1, 2 * self.keys, self.dim).chunk(2, 1)
         return q[..., : self.dim], k, v, q[..., self.dim :] if self.gated else None
 

@@ -143,8 +143,10 @@ def _variant(compute: str, kv: str, heads: Heads, half: int, *, normed: bool) ->
     )
 
 
+_KEYS_ALONE = Heads(0, 4, 256)
 _QWEN, _LLAMA = Heads(24, 4, 256, gated=True), Heads(9, 3, 64)
 VARIANTS = (
     *(_variant(compute, kv, _QWEN, 32, normed=True) for compute in ("bf16", "fp16") for kv in (compute, "int8", "fp8")),
+    *(_variant("bf16", kv, _KEYS_ALONE, 32, normed=True) for kv in ("bf16", "int8", "fp8")),
     *(_variant(compute, kv, _LLAMA, 32, normed=False) for compute in ("bf16", "fp16", "fp32") for kv in (compute, "int8")),
 )
