@@ -169,7 +169,8 @@ class MtpDrafter:
         table = asked.page_tables[self._group]
         tokens, hidden, drafts = asked.tokens, self._hidden[asked.slots], list[Tensor]()
         for draft in range(asked.most):
-            places = asked.positions.clamp(min=FIRST_PLACE) + draft
+            # Rows that want fewer have no pages there: they stay where they are, and write to the padding page.
+            places = (asked.positions + (asked.counts - 1).clamp(0, draft)).clamp(min=FIRST_PLACE)
             at = self._write_at(table, places, draft < asked.counts)
             hidden = self._module(self._decoder.embedding(tokens), hidden, places, self._pools, table, at)
             tokens = asked.draw(self._decoder.scores(hidden), draft)
@@ -177,6 +178,5 @@ class MtpDrafter:
         return Proposal(torch.stack(drafts, 1))
 
     def _write_at(self, table: Tensor, places: Tensor, wanted: Tensor) -> Tensor:
-        """Where keys and values go: to the padding page for drafts that no row wants, which have no page."""
-        pages = table.gather(1, (places // self._page_tokens).clamp(max=table.shape[1] - 1)[:, None])[:, 0]
+        pages = table.gather(1, (places // self._page_tokens)[:, None])[:, 0]
         return torch.where(wanted, pages * self._page_tokens + places % self._page_tokens, self._padding)
