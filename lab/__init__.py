@@ -1,0 +1,1 @@
+"""The recipe of the lab model; README.md beside this file."""

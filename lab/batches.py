@@ -1,0 +1,46 @@
+"""Windows of tokens, drawn anew for every step: the same for a step however often a run was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHARES = {"prose": 0.3, "code": 0.25, "chat": 0.3, "copy": 0.15}  # of the windows; what there is no text of falls to the rest
+Ids = NDArray[np.uint16]
+
+
+def streams(work: Path, part: str) -> dict[str, Ids]:
+    """The tokens of a part ("train", "held-out") by kind. Raises FileNotFoundError when there are none."""
+    found = {kind: work / f"{part}-{kind}.npy" for kind in SHARES}
+    loaded = {kind: np.load(path) for kind, path in found.items() if path.exists()}
+    if not loaded:
+        raise FileNotFoundError(f"no tokens in {work}: run lab.text and lab.tokenizer first")
+    return loaded
+
+
+class Windows:
+    """windows [count, length] of a step: `length` tokens each, from a kind chosen by its share and a place chosen evenly."""
+
+    def __init__(self, tokens: Mapping[str, Ids], length: int, seed: int) -> None:
+        for kind, ids in tokens.items():
+            if len(ids) < length:
+                raise ValueError(f"{kind}: {len(ids)} tokens are less than a window of {length}")
+        self._tokens, self._length, self._seed = [tokens[kind] for kind in tokens], length, seed
+        shares = np.array([SHARES[kind] for kind in tokens])
+        self._shares = shares / shares.sum()
+
+    def of_step(self, step: int, count: int) -> NDArray[np.int64]:
+        random = np.random.default_rng([self._seed, step])
+        kinds = random.choice(len(self._tokens), count, p=self._shares)
+        starts = [random.integers(len(self._tokens[kind]) - self._length + 1) for kind in kinds]
+        rows = [self._tokens[kind][start : start + self._length] for kind, start in zip(kinds, starts, strict=True)]
+        return np.stack(rows).astype(np.int64)
+
+
+def in_order(ids: Ids, length: int) -> NDArray[np.int64]:
+    """All of a text in windows of `length` + 1 tokens that share one: [windows, length + 1]; the rest is left out."""
+    count = (len(ids) - 1) // length
+    return np.stack([ids[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)

@@ -1,0 +1,67 @@
+"""Stage 5: `python -m lab.own --work DIR --model DIR` has the lab model write, at temperature 1, what its drafters learn."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.batches import Ids, streams
+
+SHARES = {"prose": 0.2, "code": 0.15, "chat": 0.5, "copy": 0.15}
+LENGTH = 512
+
+
+class Continues(Protocol):
+    def __call__(self, prompts: list[list[int]], tokens: list[int]) -> list[list[int]]:
+        """For each prompt so many more tokens, whatever they are."""
+        ...
+
+
+def beginnings(tokens: Mapping[str, Ids], count: int, length: int, seed: int) -> list[list[int]]:
+    """Runs of an eighth to a half of `length` tokens from anywhere in the texts, by share of kind."""
+    random = np.random.default_rng(seed)
+    kinds = sorted(tokens)
+    shares = np.array([SHARES[kind] for kind in kinds])
+    found = []
+    for kind in random.choice(kinds, count, p=shares / shares.sum()):
+        size = int(random.integers(length // 8, length // 2))
+        start = int(random.integers(len(tokens[kind]) - size))
+        found.append(tokens[kind][start : start + size].tolist())
+    return found
+
+
+def sequences(tokens: Mapping[str, Ids], count: int, length: int, seed: int, continues: Continues) -> NDArray[np.uint16]:
+    """[count, length]: beginnings of the texts and how the model goes on."""
+    prompts = beginnings(tokens, count, length, seed)
+    ends = continues(prompts, [length - len(prompt) for prompt in prompts])
+    return np.array([prompt + end for prompt, end in zip(prompts, ends, strict=True)], dtype=np.uint16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True, help="the model's checkpoint, as lab.export wrote it")
+    parser.add_argument("--count", type=int, default=12_000)
+    options = parser.parse_args()
+
+    from headrace import LLM, SamplingParams
+
+    llm = LLM(options.model, dtype="bfloat16", max_seqs=64, context=LENGTH, prefix_cache="off")
+
+    def continues(prompts: list[list[int]], tokens: list[int]) -> list[list[int]]:
+        params = [SamplingParams(max_tokens=count, temperature=1.0, ignore_eos=True, seed=n) for n, count in enumerate(tokens)]
+        return [list(done.tokens) for done in llm.generate(prompts, params)]
+
+    for part, count in (("train", options.count), ("held-out", 256)):
+        found = sequences(streams(options.work, part), count, LENGTH, seed=3, continues=continues)
+        np.save(options.work / f"{part}-own.npy", found)
+        print(f"{part}: {found.shape[0]} sequences of {found.shape[1]} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Stage 4: `python -m lab.train --work DIR` trains the model, in as many pieces as it is interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lab.batches import Ids, Windows, in_order, streams
+from lab.model import LabModel
+from lab.saved import Progress, resume, save
+from lab.schedule import advance, optimisers, rate
+from lab.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """rows x length tokens a step. seconds: a piece ends after so long; None: after all steps. report: steps from one saving to
+    the next, with the losses told.
+    """
+
+    steps: int = 2400
+    rows: int = 64
+    length: int = 1024
+    seed: int = 0
+    seconds: float | None = None
+    report: int = 100
+    compiled: bool = False
+
+
+def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
+    """Mean negative log-likelihood in nats of each token given those before it; windows [B, T + 1]."""
+    with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.is_cuda):
+        logits = model(windows[:, :-1])
+    return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module, ids: Ids, plan: Plan, device: torch.device) -> float:
+    """Over all of a text, in windows."""
+    windows = torch.from_numpy(in_order(ids, plan.length)).to(device)
+    losses = [float(loss_of(model, part)) * len(part) for part in windows.split(plan.rows)]
+    return sum(losses) / len(windows)
+
+
+def train(work: Path, shape: Shape, plan: Plan, device: torch.device) -> tuple[LabModel, Progress]:
+    """The model after all steps, or after as many as the time allowed: `Progress.step` says."""
+    torch.manual_seed(plan.seed)
+    model = LabModel(shape).to(device)
+    chosen, path = optimisers(model), work / f"model-{plan.seed}.pt"
+    progress = resume(path, model, chosen)
+    runnable = torch.compile(model) if plan.compiled else model
+    windows, held_out = Windows(streams(work, "train"), plan.length + 1, plan.seed), streams(work, "held-out")
+    started, recent = time.monotonic(), []
+    while progress.step < plan.steps and not (plan.seconds and time.monotonic() - started > plan.seconds):
+        loss = loss_of(runnable, torch.from_numpy(windows.of_step(progress.step, plan.rows)).to(device))
+        loss.backward()
+        advance(model, chosen, rate(progress.step, plan.steps))
+        recent.append(loss.detach())
+        progress.step += 1
+        if progress.step % plan.report == 0 or progress.step == plan.steps:
+            outside = {kind: held_out_loss(runnable, ids[:65537], plan, device) for kind, ids in held_out.items()}
+            _note(progress, float(torch.stack(recent).mean()), outside, time.monotonic() - started)
+            save(path, model, chosen, progress)
+            recent.clear()
+    save(path, model, chosen, progress)
+    return model, progress
+
+
+def _note(progress: Progress, loss: float, outside: dict[str, float], seconds: float) -> None:
+    progress.losses.append((progress.step, loss, sum(outside.values()) / len(outside)))
+    text = ", ".join(f"{kind} {value:.3f}" for kind, value in outside.items())
+    print(f"step {progress.step}: {loss:.3f}; held out: {text}; {seconds:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=Plan().steps)
+    parser.add_argument("--rows", type=int, default=Plan().rows)
+    parser.add_argument("--seed", type=int, default=Plan().seed)
+    parser.add_argument("--seconds", type=float, help="end this piece after so long; the next call goes on")
+    parser.add_argument("--compile", action="store_true", help="torch.compile: a minute at first, faster steps then")
+    options = parser.parse_args()
+    plan = Plan(options.steps, options.rows, seed=options.seed, seconds=options.seconds, compiled=options.compile)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train(options.work, Shape(), plan, device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Drafters learn a small model's ways; what is exported is what was trained, served by the engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lab.acceptance import accepted, drafter_loss, expected_tokens
+from lab.dflash import BlockDrafter, DrafterShape
+from lab.distil import Plan, dflash_pairs, distil, mtp_pairs
+from lab.export import write_checkpoint, write_drafter
+from lab.model import LabModel
+from lab.mtp import MtpHead
+from lab.own import sequences
+from lab.shape import Shape
+from lab.tokenizer import train as train_tokenizer
+from safetensors import safe_open
+
+from headrace import LLM, SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def target(small: Shape) -> LabModel:
+    torch.manual_seed(0)
+    model = LabModel(small)
+    for weight in model.parameters():
+        weight.data *= 3  # a head that prefers some tokens clearly
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def own(target: LabModel) -> np.ndarray:
+    return np.random.default_rng(0).integers(4, 64, (48, 40)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
+def test_a_drafter_learns(name: str, target: LabModel, own: np.ndarray, tmp_path: Path) -> None:
+    plan = Plan(steps=30, rows=8, depths=2, anchors=4, report=10, block=replace(DrafterShape(), targets=(0, 3), block=4))
+    before = [weight.clone() for weight in target.parameters()]
+    _, progress = distil(tmp_path, name, target, own[:40], own[40:], plan, CPU)
+    assert [step for step, *_ in progress.losses] == [10, 20, 30]
+    assert progress.losses[-1][1] < progress.losses[0][1] and progress.losses[-1][2] > progress.losses[0][2]
+    assert all(torch.equal(a, b) for a, b in zip(before, target.parameters(), strict=True))
+
+
+@torch.no_grad()
+def test_each_draft_is_compared_with_the_target_there(target: LabModel, own: np.ndarray, small: Shape) -> None:
+    """The target's side of every pair: its logits where the token in question is drawn."""
+    ids = torch.from_numpy(own[:2].astype(np.int64))
+    logits = target(ids)
+    pairs = mtp_pairs(target, MtpHead(small), 3)(ids, torch.Generator())
+    for depth, (wanted, drafted) in enumerate(pairs, start=1):
+        torch.testing.assert_close(wanted, logits[:, depth : depth + 37])
+        assert drafted.shape == wanted.shape
+    drafter = BlockDrafter(small, replace(DrafterShape(), targets=(0, 3), block=4))
+    anchors = torch.randint(1, 36, (2, 3), generator=torch.Generator().manual_seed(7))
+    pairs = dflash_pairs(target, drafter, 3)(ids, torch.Generator().manual_seed(7))
+    for slot, (wanted, _) in enumerate(pairs, start=1):
+        torch.testing.assert_close(wanted[1, 2], logits[1, anchors[1, 2] + slot - 1])
+
+
+def test_acceptance_and_its_loss() -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.1, 0.6, 0.3]).log()
+    assert abs(float(accepted(p, q)) - 0.6) < 1e-6
+    assert abs(float(drafter_loss(p, q)) - (0.3 * -float((p.exp() * q).sum()) + 0.4)) < 1e-6
+    assert float(expected_tokens(torch.tensor([0.5, 0.5, 0.2]))) == pytest.approx(1 + 0.5 + 0.25 + 0.05)
+
+
+def test_own_sequences_begin_as_texts_do() -> None:
+    texts = {"prose": np.arange(200, dtype=np.uint16), "chat": np.arange(300, 600, dtype=np.uint16)}
+    found = sequences(texts, 20, 32, 0, lambda prompts, counts: [[7] * count for count in counts])
+    assert found.shape == (20, 32)
+    for row in found:
+        prompt = row[row != 7] if row[0] > 7 else row[: np.flatnonzero(np.diff(row.astype(int)) != 1)[0] + 1]
+        assert 4 <= len(prompt) < 16 and (np.diff(prompt.astype(int)) == 1).all()
+    assert {bool(row[0] >= 300) for row in found} == {True, False}
+
+
+def test_the_checkpoint_is_served(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(iter(["some text to learn a few words from, some more text"] * 20), 300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    shape = Shape(vocabulary=tokenizer.get_vocab_size(), hidden=64, layers=4, intermediate=48, heads=2, kv_heads=1,
+                  head_size=32, key_heads=1, value_heads=2, state_size=16, context=128)
+    torch.manual_seed(1)
+    model = LabModel(shape).to(torch.bfloat16)
+    for weight in model.parameters():
+        weight.data *= 3
+    block = replace(DrafterShape(), targets=(1, 3))
+    head, drafter = MtpHead(shape), BlockDrafter(shape, block)
+    write_checkpoint(tmp_path / "lab", shape, tmp_path / "tokenizer.json", model.state_dict(), head.state_dict())
+    write_drafter(tmp_path / "lab" / "drafter", shape, block, drafter.state_dict())
+    prompt = tokenizer.encode("some text to learn").ids
+    with LLM(tmp_path / "lab", dtype="float32", device="cpu") as llm:
+        (done,) = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(12):
+            ids = torch.cat([ids, model.float()(ids)[:, -1:].argmax(-1)], 1)
+    assert list(done.tokens) == ids[0, len(prompt) :].tolist()
+    with safe_open(tmp_path / "lab" / "drafter" / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(drafter.state_dict())
+
+
+def test_files_are_as_small_as_asked(tmp_path: Path) -> None:
+    from lab.export import write_tensors
+
+    tensors = {f"w{number}": torch.full((1000,), float(number)) for number in range(7)}
+    write_tensors(tmp_path, tensors, most=5000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == 4 and index["metadata"]["total_size"] == 14_000
+    for name, file in index["weight_map"].items():
+        with safe_open(tmp_path / file, "pt") as opened:
+            assert torch.equal(opened.get_tensor(name), tensors[name].bfloat16())
