@@ -60,7 +60,9 @@ def test_rates_go_up_and_down_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("stage", ["text", "dialogue", "tokenizer", "baseline", "train", "own", "distil", "export"])
-def test_every_stage_says_what_it_wants(stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stage_says_what_it_wants(
+    stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", [stage])
     with pytest.raises(SystemExit):
         importlib.import_module(f"lab.{stage}").main()
