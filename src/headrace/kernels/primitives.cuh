@@ -16,6 +16,7 @@ template <int BYTES> __device__ __forceinline__ void copy_async(void* to, const 
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }  // committed or not
 
 // A kernel may start while the one before it still runs, until it asks for that one's results.
 __device__ __forceinline__ void let_next_kernel_start() {

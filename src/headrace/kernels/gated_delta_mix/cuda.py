@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headrace.kernels import nvrtc
+from headrace.kernels import gated_delta_verify, nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import compiled
+from headrace.kernels.cuda_function import compiled, with_primitives
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.rows import RowGroup
 
@@ -50,7 +50,7 @@ def macros(dtype: torch.dtype, key_heads: int, value_heads: int, width: int, cap
 
 @cache
 def source() -> str:
-    return (Path(__file__).parent / "decode.cu").read_text()
+    return with_primitives(gated_delta_verify.PRIMITIVES, Path(__file__).parent / "decode.cu")
 
 
 def decode(

@@ -1,5 +1,5 @@
 // One token of every row: convolution, gated delta rule and gated norm in one launch, a block for one value head of one row.
-// Compiled by NVRTC without any header.
+// Follows gated_delta_verify's primitives.
 //
 // X = S^T [DIM values, DIM keys] is read once and written once, in fp16; sixteen lanes have a row of it, a thread 8 columns of
 // 16 rows. Blocks of one key head all read its tails of q and k, so the last of them to have read them moves them on.
@@ -7,9 +7,6 @@
 // Macros: BF16 (activations: 1 bf16, 0 fp16), KEY_HEADS, VALUE_HEADS, WIDTH (taps of the convolution, at least 2), RESIDENT
 // (blocks of a multiprocessor that registers are made to suffice for), ARRIVALS (rows times key heads, at most). One launch at a
 // time on a device may count in `arrivals`.
-
-typedef unsigned int u32;
-typedef unsigned short u16;
 
 #define DIM 128
 #define WARPS 4
@@ -22,48 +19,13 @@ typedef unsigned short u16;
 
 __device__ u32 arrivals[RATIO > 1 ? ARRIVALS : 1];  // blocks of each row's key heads; back at zero after every launch
 
-__device__ __forceinline__ float low_half(u32 pair) {
-  float f;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(f) : "r"(pair));
-  return f;
-}
-__device__ __forceinline__ float high_half(u32 pair) {
-  float f;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high; }" : "=f"(f) : "r"(pair));
-  return f;
-}
-__device__ __forceinline__ u32 pack_half(float low, float high) {
-  u32 d;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
 __device__ __forceinline__ float number(u16 x) { return BF16 ? __uint_as_float((u32)x << 16) : low_half(x); }
-__device__ __forceinline__ u16 rounded(float x) {
-  u32 d;
-  if (BF16)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(0.0f), "f"(x));
-  else
-    d = pack_half(x, 0.0f);
-  return (u16)d;
-}
+__device__ __forceinline__ u16 rounded(float x) { return (u16)(BF16 ? pack_bfloat(x, 0.0f) : pack_half(x, 0.0f)); }
 
-__device__ __forceinline__ float exponential(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-  return y;
-}
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exponential(-x)); }
 __device__ __forceinline__ float softplus(float x) {
   const float e = exponential(fminf(x, 20.0f));
   return x > 20.0f ? x : e < 1e-3f ? e - 0.5f * e * e : __logf(1.0f + e);  // log(1 + e) loses a small e's digits
-}
-
-// Volatile, so that all are issued where they stand, long before their use.
-__device__ __forceinline__ uint4 load_early(const uint4* from) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
-  return v;
 }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -103,16 +65,13 @@ __device__ __forceinline__ void prefetch(
     const uint4* states, const u16* tails, const long long* slots, int row, int slot_count, int head, int key) {
 #if __CUDA_ARCH__ >= 900
   const int t = threadIdx.x;
-  long long slot;
-  asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(slot) : "l"(slots + row) : "memory");
-  slot = min(max(slot, 0LL), slot_count - 1LL);
+  const long long slot = min(max(load_now(slots + row), 0LL), slot_count - 1LL);
   const uint4* state = states + (slot * VALUE_HEADS + head) * DIM * VECTORS;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(state + 8 * t));
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(state + 8 * t + DIM * VECTORS / 2));
+  prefetch(state + 8 * t), prefetch(state + 8 * t + DIM * VECTORS / 2);
   const int part = t / 2 % 3, before = t / 6;  // two lines of each head of inputs
   const int channel = part < 2 ? part * KEY_HEADS + key : 2 * KEY_HEADS + head;
   const u16* line = tails + (slot * BEFORE + before) * CHANNELS + channel * DIM + t % 2 * 64;
-  if (before < BEFORE) asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  if (before < BEFORE) prefetch(line);
 #endif
 }
 
@@ -127,9 +86,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
   const int t = threadIdx.x, lane = t % 32, warp = t / 32, head = blockIdx.x, key = head / RATIO;
   const int channel[3] = {key * DIM + t, (KEY_HEADS + key) * DIM + t, (2 * KEY_HEADS + head) * DIM + t};  // q's, k's, v's
 
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  let_next_kernel_start();
   float taps[3][WIDTH];
 #pragma unroll
   for (int part = 0; part < 3; part++)
@@ -137,9 +94,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
     for (int w = 0; w < WIDTH; w++) taps[part][w] = number(conv[w * CHANNELS + channel[part]]);
   const float rate = exponential(a_log[head]), bias = dt_bias[head], weight = norm[t];
   if (!row_index) prefetch(states, tails, slots, first_row + blockIdx.y, slot_count, head, key);
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  await_previous_kernel();
 
   const long long token = token_index ? token_index[blockIdx.y] : first_token + (int)blockIdx.y;
   const long long slot = slots[row_index ? row_index[blockIdx.y] : first_row + (int)blockIdx.y];

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.kernels import gated_delta_verify, nvrtc
 from headrace.kernels.card import card
-from headrace.kernels.cuda_function import CudaFunction, compiled
+from headrace.kernels.cuda_function import CudaFunction, compiled, with_primitives
 from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.rows import PackedRows
 
@@ -98,9 +98,8 @@ def own_source(name: str) -> str:
 
 @cache
 def source(name: str) -> str:
-    primitives = Path(gated_delta_verify.__file__).parent / "primitives.cuh"
-    own = (Path(__file__).parent / "prefill_primitives.cuh").read_text()
-    return primitives.read_text() + own + products() + own_source(name)
+    primitives = with_primitives(gated_delta_verify.PRIMITIVES, Path(__file__).parent / "prefill_primitives.cuh")
+    return primitives + products() + own_source(name)
 
 
 def _kernel(name: str, chosen: dict[str, int], shared_bytes: int, device: torch.device) -> CudaFunction:

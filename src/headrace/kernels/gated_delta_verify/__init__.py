@@ -8,6 +8,7 @@ once and written once however many drafts there are, and a step without drafts l
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -18,7 +19,10 @@ from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.gated_delta_verify import reference
 from headrace.kernels.gated_delta_verify.ring import MAX_TOKENS, Ring
 
-__all__ = ["MAX_TOKENS", "Ring", "advance", "fold", "gated_delta_verify"]
+__all__ = ["MAX_TOKENS", "PRIMITIVES", "Ring", "advance", "fold", "gated_delta_verify"]
+
+PRIMITIVES = Path(__file__).parent / "primitives.cuh"
+"""Of all CUDA kernels of the gated delta rule, after those of every kernel."""
 
 
 def gated_delta_verify(

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from headrace.kernels import nvrtc
 from headrace.kernels.card import Card, card
-from headrace.kernels.cuda_function import CudaFunction, compiled
+from headrace.kernels.cuda_function import CudaFunction, compiled, with_primitives
 from headrace.kernels.gated_delta_mix.weights import MixWeights
+from headrace.kernels.gated_delta_verify import PRIMITIVES
 from headrace.kernels.gated_delta_verify.ring import MAX_TOKENS, Ring
 
 HEAD_DIM = 128
@@ -114,8 +115,7 @@ def fold_macros(tails: Tensor, states: Tensor, ring: Ring) -> dict[str, int]:
 
 @cache
 def source(name: str) -> str:
-    files = ("primitives.cuh", "state.cuh", f"{name}.cu")
-    return "".join((Path(__file__).parent / file).read_text() for file in files)
+    return with_primitives(PRIMITIVES, *(Path(__file__).parent / file for file in ("state.cuh", f"{name}.cu")))
 
 
 def _on(device: torch.device, name: str, macros: dict[str, int], shared: int = 0) -> CudaFunction:

@@ -1,31 +1,6 @@
-// What state.cuh and the kernels are written in: copies, fragments and products of a warp, and conversions, instruction by
-// instruction. tests/support/cuda_on_cpu.hpp says the same in C++, so that the rest can be run without a GPU.
-
-typedef unsigned int u32;
-typedef unsigned short u16;
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-template <int BYTES> __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid = true) {
-  const int bytes = valid ? BYTES : 0;  // the rest is filled with zeros
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// A kernel may start while the one before it still runs, until it asks for that one's results.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void await_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+// What kernels of the gated delta rule are written in, after kernels/primitives.cuh: loads, fragments and products of a warp, and
+// conversions, instruction by instruction. tests/support/cuda_on_cpu.hpp says the same in C++, so that the rest can be run without
+// a GPU.
 
 // Volatile, so that it is issued where it stands: long before its use, and not before the kernels before have finished.
 __device__ __forceinline__ uint4 load_early(const void* from) {
