@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--count", type=int, default=8_000)
-    parser.add_argument("--tokens", type=int, default=220, help="longest answer")
+    parser.add_argument("--tokens", type=int, default=320, help="longest answer")
     options = parser.parse_args()
     prose = list(read(options.work / "train-prose.jsonl")) + list(read(options.work / "held-out-prose.jsonl"))
     write_parts(options.work, conversations(prose, options.count, demo_writer(options.tokens, seed=0)))
