@@ -10,13 +10,14 @@ from torch import Tensor
 from headrace.layers.linear import Linear
 from headrace.layers.norm import RmsNorm
 from headrace.models.decoder import Decoder
+from headrace.speculate.mtp import MtpModule
 
 _ADDED = tuple(f"{path}.weight{suffix}" for path in (".mixer.out", ".mlp.down") for suffix in ("", "_scale"))
 """Matrices whose products are added to the residual sum."""
 
 
 @torch.no_grad()
-def make_weights(decoder: Decoder, seed: int = 0) -> None:
+def make_weights(decoder: Decoder | MtpModule, seed: int = 0) -> None:
     """Fill every parameter, the same on a device each time, so that activations keep their scale through the layers.
 
     Matrices are normal over the square root of their inputs. Norms multiply by about one, and decays are in the range of

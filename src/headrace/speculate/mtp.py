@@ -57,12 +57,13 @@ def build_mtp(
 
 
 class MtpModule(nn.Module):
-    """The head without what it shares. Parameters are outlines until `build_mtp` gives them their memory."""
+    """The head without what it shares. spec: the target's. Parameters are outlines until `build_mtp` gives them memory."""
 
     def __init__(
         self, target: ModelSpec, layer: LayerSpec, index: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
+        self.spec = target
         hidden, eps, offset, outline = target.hidden, target.norm_eps, target.norm_offset, torch.device("meta")
         self.embedding_norm, self.hidden_norm, self.norm = (
             RmsNorm(hidden, eps=eps, offset=offset, dtype=dtype, device=outline) for _ in range(3)
