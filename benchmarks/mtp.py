@@ -44,7 +44,7 @@ def drafter_of(head: str, rows: int, context: int) -> tuple[Decoder, MtpDrafter,
     keys, values = (torch.randn(pages + 1, PAGE, mixer.kv_heads, mixer.head_dim, dtype=torch.bfloat16, device=DEVICE)
                     for _ in range(2))
     hidden = torch.randn(rows + 1, spec.hidden, dtype=torch.bfloat16, device=DEVICE)
-    pools = Pools((keys,), (values,), (None,), (None,), (0,), hidden=hidden)
+    pools = Pools((keys,), (values,), (None,), (None,), (0,), windows=(hidden,))
     layout = CacheLayout((CacheGroup(0, None, (0,), 2048),), PAGE, (pages,), rows, padding=True, drafts=MOST)
     around = Surroundings(decoder, pools, layout, Dtypes("bfloat16", "bfloat16", "float16"), 0, (0,), context + MOST, rows)
     table = torch.randperm(pages, device=DEVICE).view(rows, width)

@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.layers.batch import Pools
 from headrace.models import qwen3, qwen3_5
-from headrace.models.spec import ModelSpec
+from headrace.models.spec import AttentionSpec, DrafterCache, DrafterState, ModelSpec, RopeSpec
 from headrace.plan.dtypes import Dtypes
 from headrace.runner.copies import copy_pages, keep_states, resume_state
 from headrace.runner.pools import allocate_pools
@@ -32,6 +32,7 @@ WINDOWED = {
 }
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
 SLOTS, CHECKPOINTS = 3, 2
+DRAFTER = DrafterCache((AttentionSpec(2, 1, 8, RopeSpec(1e4, 8)),), (DrafterState((32,)), DrafterState((2, 3), "int64")))
 
 
 def make(spec: ModelSpec, dtypes: Dtypes, device: str, drafts: int = 0) -> tuple[Pools, CacheLayout]:
@@ -45,6 +46,8 @@ def make(spec: ModelSpec, dtypes: Dtypes, device: str, drafts: int = 0) -> tuple
             tensor.view(torch.int8).random_(0, 64, generator=generator)
         elif tensor.dtype.is_floating_point:
             tensor.normal_(generator=generator).mul_(0.3)
+        else:
+            tensor.random_(0, 99, generator=generator)
     if pools.pending is not None:
         pools.pending.copy_(torch.arange(len(pools.pending)) % (drafts + 1))
     return pools, layout
@@ -53,11 +56,11 @@ def make(spec: ModelSpec, dtypes: Dtypes, device: str, drafts: int = 0) -> tuple
 def everything(pools: Pools) -> list[Tensor]:
     kept = (*pools.keys, *pools.values, *pools.key_scales, *pools.value_scales, *pools.states, *pools.conv_tails)
     rings = (part for ring in pools.rings if ring is not None for part in (ring.keys, ring.deltas, ring.decays, ring.inputs))
-    return [tensor for tensor in (*kept, *rings) if tensor is not None]
+    return [tensor for tensor in (*kept, *pools.windows, *rings) if tensor is not None]
 
 
 def states(pools: Pools) -> list[Tensor]:
-    return [tensor for tensor in (*pools.states, *pools.conv_tails) if tensor is not None]
+    return [tensor for tensor in (*pools.states, *pools.conv_tails, *pools.windows) if tensor is not None]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -81,8 +84,9 @@ def test_pages_are_copied_in_all_layers_of_their_group(kv: str, device: str) -> 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_states_are_kept_and_resumed(device: str) -> None:
-    spec = qwen3_5.spec(HYBRID)
+    spec = replace(qwen3_5.spec(HYBRID), drafter=DRAFTER)
     pools, layout = make(spec, Dtypes("float32", "float32", "float32"), device)
+    assert len(pools.keys) == len(spec.layers) + 1 and pools.group_of[-1] == 0
     before = [tensor.clone() for tensor in states(pools)]
     keep_states(pools, (StateCopy(2, 0), StateCopy(0, 1)), layout.pool_slots, torch.device(device))
     resume_state(pools, 1, 0, layout.pool_slots)
@@ -96,7 +100,7 @@ def test_accepted_drafts_are_folded_into_what_is_kept(types: tuple[str, str], de
     """The slot itself still has them in its ring; whoever resumes begins with an empty one."""
     if device == "cpu" and types[0] == "bfloat16":
         pytest.skip("references compute in float32 and better")
-    spec = qwen3_5.spec(HYBRID)
+    spec = replace(qwen3_5.spec(HYBRID), drafter=DRAFTER)
     pools, layout = make(spec, Dtypes(types[0], types[0], types[1]), device, drafts=3)  # type: ignore[arg-type]
     place, before = torch.device(device), [tensor.clone() for tensor in everything(pools)]
     assert pools.pending is not None and pools.pending.tolist() == [0, 1, 2, 3]

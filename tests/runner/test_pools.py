@@ -9,7 +9,17 @@ import torch
 
 from headrace.config import EngineConfig
 from headrace.hardware import Hardware
-from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, WeightMap
+from headrace.models.spec import (
+    AttentionSpec,
+    DrafterCache,
+    DrafterState,
+    GatedDeltaSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    RopeSpec,
+    WeightMap,
+)
 from headrace.plan.budget import make_budget
 from headrace.plan.draft_memory import ring_bytes
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
@@ -20,17 +30,21 @@ from headrace.runner.sampler import Sampler
 ATTENTION = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16))
 MIXERS = (ATTENTION, GatedDeltaSpec(2, 4, 8, 8, 4), replace(ATTENTION, window=32), replace(ATTENTION, kv_heads=1, head_dim=24))
 MODEL = ModelSpec("test", 100, 32, tuple(LayerSpec(mixer, MlpSpec(64)) for mixer in MIXERS), 1e-6, 512)
+DRAFTER = DrafterCache((ATTENTION,), (DrafterState((32,)), DrafterState((4, 2, 8), "kv"), DrafterState((9,), "int64")))
 CPU = Hardware("cpu", "CPU", 1 << 33, 1 << 32)
 
 
+@pytest.mark.parametrize("drafter", [None, DRAFTER], ids=["alone", "drafter"])
 @pytest.mark.parametrize("kv_dtype", ["auto", "bf16", "fp8", "int8"])
-def test_pools_take_the_budget_s_bytes(kv_dtype: str) -> None:
+def test_pools_take_the_budget_s_bytes(kv_dtype: str, drafter: DrafterCache | None) -> None:
+    model = replace(MODEL, drafter=drafter)
     config = EngineConfig(max_seqs=3, context=100, kv_dtype=kv_dtype)
     dtypes = resolve_dtypes(config, CPU, "float32")
-    budget = make_budget(MODEL, WeightMap(()), CPU, config, dtypes)
-    pools = allocate_pools(MODEL, budget.layout, dtypes, torch.device("cpu"))
-    held = [tensor for kind in (pools.keys, pools.values, pools.key_scales, pools.value_scales, pools.states, pools.conv_tails)
-            for tensor in kind if tensor is not None]
+    budget = make_budget(model, WeightMap(()), CPU, config, dtypes)
+    pools = allocate_pools(model, budget.layout, dtypes, torch.device("cpu"))
+    kinds = (pools.keys, pools.values, pools.key_scales, pools.value_scales, pools.states, pools.conv_tails, pools.windows)
+    held = [tensor for kind in kinds for tensor in kind if tensor is not None]
+    assert len(pools.windows) == (3 if drafter else 0) and len(pools.keys) == (5 if drafter else 4)
     lines = {line.name: line.bytes for line in budget.lines}
     names = ("kv pages 0", "kv pages 1", "state slots", "gpu checkpoints")
     assert sum(tensor.nbytes for tensor in held) == sum(lines[name] for name in names)

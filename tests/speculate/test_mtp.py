@@ -142,7 +142,7 @@ class Company(Packing):
                         for _ in range(2))
         self.pools = replace(
             old, keys=(*old.keys, keys), values=(*old.values, values), states=(*old.states, None), group_of=(*old.group_of, 1),
-            conv_tails=(*old.conv_tails, None), hidden=torch.full((slots, spec.hidden), float("nan"), dtype=torch.float64),
+            conv_tails=(*old.conv_tails, None), windows=(torch.full((slots, spec.hidden), float("nan"), dtype=torch.float64),),
         )
         layout = CacheLayout(self.groups, 3, (pages, pages), slots - 1, padding=True, drafts=most)
         around = Surroundings(decoder, self.pools, layout, DTYPES, len(spec.layers), (1,), 64, slots)

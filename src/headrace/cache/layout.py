@@ -11,7 +11,7 @@ from headrace.models.spec import AttentionSpec, GatedDeltaSpec, ModelSpec
 class CacheGroup:
     """Attention layers of one window, which share a page list. window None keeps every token.
 
-    layers: indices into ModelSpec.layers. token_elements: K and V elements of one token over all its layers.
+    layers: indices into ModelSpec.mixers. token_elements: K and V elements of one token over all its layers.
     token_vectors: the heads' vectors that they make up.
     """
 
@@ -61,11 +61,13 @@ class CacheLayout:
 
 
 def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
-    """The model's groups: the full-context one first, then windows in rising order. Empty for a model without attention."""
+    """The model's groups, with a drafter's layers: the full-context one first, then windows in rising order. Empty for a model
+    without attention.
+    """
     by_window: dict[int | None, list[int]] = {}
-    for index, layer in enumerate(spec.layers):
-        if isinstance(layer.mixer, AttentionSpec):
-            by_window.setdefault(layer.mixer.window, []).append(index)
+    for index, mixer in enumerate(spec.mixers):
+        if isinstance(mixer, AttentionSpec):
+            by_window.setdefault(mixer.window, []).append(index)
     windows = sorted(by_window, key=lambda w: (w is not None, w or 0))
     return tuple(
         CacheGroup(
@@ -77,7 +79,7 @@ def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
 
 
 def _mixers(spec: ModelSpec, layers: list[int]) -> list[AttentionSpec]:
-    return [mixer for mixer in (spec.layers[layer].mixer for layer in layers) if isinstance(mixer, AttentionSpec)]
+    return [mixer for mixer in (spec.mixers[layer] for layer in layers) if isinstance(mixer, AttentionSpec)]
 
 
 def state_elements(spec: ModelSpec) -> tuple[int, int]:

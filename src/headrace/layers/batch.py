@@ -56,8 +56,8 @@ class Pools:
     value_heads, value_dim, key_dim]. conv_tails: the last conv_width - 1 inputs of the convolution, oldest first,
     [slots, conv_width - 1, conv_channels]. Of both, checkpoints lie behind the slots that rows may have. group_of: the layer's
     cache group. Only where rows may carry drafts: rings, and pending and parity [slots] int32 of all layers together, see
-    kernels.gated_delta_verify. hidden, where a drafter needs it: what the last norm made of the token before, [slots, hidden],
-    with checkpoints too.
+    kernels.gated_delta_verify. A drafter's layers lie behind the model's; windows: what else a state has, of a drafter, [slots
+    and checkpoints, ...], zeros at first.
     """
 
     keys: tuple[Tensor | None, ...]
@@ -70,7 +70,7 @@ class Pools:
     rings: tuple[Ring | None, ...] = ()
     pending: Tensor | None = None
     parity: Tensor | None = None
-    hidden: Tensor | None = None
+    windows: tuple[Tensor, ...] = ()
 
     def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """(key scales, value scales) of a layer."""

@@ -94,12 +94,31 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterState:
+    """A tensor of `shape` in every state, zeros at first. type: of the activations, of keys and values, or int64."""
+
+    shape: tuple[int, ...]
+    type: Literal["compute", "kv", "int64"] = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCache:
+    """What a drafter keeps of every sequence. attention: of its layers whose keys and values are pages, of the same tokens as
+    the model's; they count as layers behind those. states: what belongs to a sequence's state, and goes where that goes.
+    """
+
+    attention: tuple[AttentionSpec, ...] = ()
+    states: tuple[DrafterState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder: embedding, layers, final norm, head.
 
     norm_offset: RMS norms multiply by (norm_offset + weight): 1.0 for zero-centred weights, 0.0 for plain ones. The gated
     norm inside Gated DeltaNet always takes its weight as it is. tied: the head is the embedding.
-    mtp_layers: layers of the multi-token-prediction head that the checkpoint declares (kept for a drafter).
+    mtp_layers: layers of the multi-token-prediction head that the checkpoint declares (kept for a drafter). drafter: what
+    one keeps of every sequence, in an engine that has one.
     """
 
     model_type: str
@@ -111,6 +130,12 @@ class ModelSpec:
     norm_offset: float = 0.0
     tied: bool = False
     mtp_layers: int = 0
+    drafter: DrafterCache | None = None
+
+    @property
+    def mixers(self) -> tuple[AttentionSpec | GatedDeltaSpec, ...]:
+        """Of the layers, then of those of the drafter whose keys and values are pages."""
+        return (*(layer.mixer for layer in self.layers), *(self.drafter.attention if self.drafter else ()))
 
 
 @dataclass(frozen=True, slots=True)

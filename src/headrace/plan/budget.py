@@ -167,9 +167,11 @@ def _check_memory(budget: Budget, hardware: Hardware) -> None:
 
 
 def state_bytes_per_sequence(spec: ModelSpec, dtypes: Dtypes) -> int:
-    """Bytes of one state slot: S in the state type, convolution tails in the activations' type."""
+    """Bytes of one state slot: S in the state type, convolution tails in the activations' type, and what a drafter keeps."""
     s, tails = state_elements(spec)
-    return s * itemsize(dtypes.state) + tails * itemsize(dtypes.compute)
+    types = {"compute": itemsize(dtypes.compute), "kv": itemsize(dtypes.kv), "int64": 8}
+    kept = sum(prod(state.shape) * types[state.type] for state in spec.drafter.states) if spec.drafter else 0
+    return s * itemsize(dtypes.state) + tails * itemsize(dtypes.compute) + kept
 
 
 def check_settings(spec: ModelSpec, config: EngineConfig) -> None:

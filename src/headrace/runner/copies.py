@@ -52,6 +52,8 @@ def keep_states(pools: Pools, copies: Sequence[StateCopy], slots: int, device: t
     for tails, states, ring in zip(pools.conv_tails, pools.states, pools.rings, strict=True):
         if tails is not None and states is not None and ring is not None:
             fold(tails, states, ring, pools.parity, sources, counts, targets)
+    for window in pools.windows:
+        window.index_copy_(0, targets, window[sources])
 
 
 def resume_state(pools: Pools, slot: int, checkpoint: int, slots: int) -> None:
@@ -62,7 +64,7 @@ def resume_state(pools: Pools, slot: int, checkpoint: int, slots: int) -> None:
 
 
 def _copy_state(pools: Pools, source: int, target: int) -> None:
-    for tensors in (pools.states, pools.conv_tails):
+    for tensors in (pools.states, pools.conv_tails, *((window,) for window in pools.windows)):
         found = [tensor for tensor in tensors if tensor is not None]
         if found:  # a launch for many layers together
             torch._foreach_copy_([tensor[target] for tensor in found], [tensor[source] for tensor in found])

@@ -24,7 +24,7 @@ def pool_bytes(pools: Pools, layout: CacheLayout) -> dict[str, int]:
         each = total_bytes(tensors) // held
         found[f"kv pages {group.index}"] = pages * each
         padding += (held - pages) * each
-    states = [tensor for tensor in (*pools.states, *pools.conv_tails) if tensor is not None]
+    states = [tensor for tensor in (*pools.states, *pools.conv_tails, *pools.windows) if tensor is not None]
     if states:
         each = sum(tensor[0].nbytes for tensor in states)
         found["state slots"] = layout.slots * each
@@ -37,7 +37,7 @@ def pool_bytes(pools: Pools, layout: CacheLayout) -> dict[str, int]:
 
 def pool_tensors(pools: Pools) -> tuple[Tensor, ...]:
     kept = *pools.keys, *pools.values, *pools.key_scales, *pools.value_scales, *pools.states, *pools.conv_tails
-    return *(tensor for tensor in kept if tensor is not None), *_ring_tensors(pools)
+    return *(tensor for tensor in kept if tensor is not None), *pools.windows, *_ring_tensors(pools)
 
 
 def _ring_tensors(pools: Pools) -> list[Tensor]:
@@ -57,7 +57,8 @@ def total_bytes(tensors: Iterable[Tensor | None]) -> int:
 @torch.inference_mode()
 def occupy(pools: Pools) -> None:
     """Write every byte of pages and states, so that a system which gives memory only when it is used gives all of it."""
-    for tensors in (pools.keys, pools.values, pools.key_scales, pools.value_scales, pools.states, pools.conv_tails):
+    kept = pools.keys, pools.values, pools.key_scales, pools.value_scales, pools.states, pools.conv_tails, pools.windows
+    for tensors in kept:
         for tensor in tensors:
             if tensor is not None:
                 tensor.view(torch.uint8).fill_(_HALF)

@@ -33,8 +33,7 @@ def _pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, arena: Arena) -
     value_scales: list[Tensor | None] = []
     states: list[Tensor | None] = []
     tails: list[Tensor | None] = []
-    for index, layer in enumerate(spec.layers):
-        mixer = layer.mixer
+    for index, mixer in enumerate(spec.mixers):
         if isinstance(mixer, AttentionSpec):
             shape = (layout.pool_pages[group_of[index]], layout.page_tokens, mixer.kv_heads, mixer.head_dim)
             keys.append(arena.take(shape, kv_type))
@@ -50,14 +49,18 @@ def _pools(spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, arena: Arena) -
                 scales.append(None)
             states.append(arena.take((layout.pool_states, mixer.value_heads, mixer.value_dim, mixer.key_dim), state_type))
             tails.append(arena.take((layout.pool_states, mixer.conv_width - 1, mixer.conv_channels), tail_type))
-    groups = tuple(group_of.get(index) for index in range(len(spec.layers)))
-    pools = Pools(tuple(keys), tuple(values), tuple(states), tuple(tails), groups, tuple(key_scales), tuple(value_scales))
+    types = {"compute": tail_type, "kv": kv_type, "int64": torch.int64}
+    kept = spec.drafter.states if spec.drafter else ()
+    windows = tuple(arena.take((layout.pool_states, *state.shape), types[state.type]) for state in kept)
+    groups = tuple(group_of.get(index) for index in range(len(spec.mixers)))
+    pools = Pools(
+        tuple(keys), tuple(values), tuple(states), tuple(tails), groups, tuple(key_scales), tuple(value_scales), windows=windows
+    )
     return _with_rings(pools, spec, layout, dtypes, arena) if layout.drafts else pools
 
 
 def _with_rings(pools: Pools, spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, arena: Arena) -> Pools:
-    mixers = [layer.mixer for layer in spec.layers]
-    rings = tuple(_ring(mixer, layout, dtypes, arena) if isinstance(mixer, GatedDeltaSpec) else None for mixer in mixers)
+    rings = tuple(_ring(mixer, layout, dtypes, arena) if isinstance(mixer, GatedDeltaSpec) else None for mixer in spec.mixers)
     pending, parity = (arena.take((layout.pool_slots,), torch.int32) for _ in range(2))
     return replace(pools, rings=rings, pending=pending, parity=parity)
 
@@ -75,7 +78,7 @@ def _ring(mixer: GatedDeltaSpec, layout: CacheLayout, dtypes: Dtypes, arena: Are
 
 def clear_slot(pools: Pools, slot: int) -> None:
     """Make `slot` the state of an empty sequence. Pages need no clearing: what lies past a length is never used."""
-    for tensors in (pools.states, pools.conv_tails):
+    for tensors in (pools.states, pools.conv_tails, *((window,) for window in pools.windows)):
         rows = [tensor[slot] for tensor in tensors if tensor is not None]
         if rows:
             torch._foreach_zero_(rows)  # one launch for all layers

@@ -142,9 +142,7 @@ class MtpDrafter:
         (self._group,) = around.groups
         layout = around.layout
         self._page_tokens, self._padding = layout.page_tokens, layout.pages[self._group] * layout.page_tokens
-        hidden = around.pools.hidden
-        assert hidden is not None
-        self._hidden = hidden
+        (self._hidden,) = around.pools.windows  # [slots, hidden], checkpoints behind them
 
     @property
     def nbytes(self) -> int:
