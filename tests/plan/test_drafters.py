@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from tests.plan.test_dflash import VOCABULARY, target
+from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 
-from headrace.errors import CheckpointError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.plan.drafters import RING_TOKENS, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.published import published_model
 
-MODEL = published_model("qwen3.8-27b:w4a16")
+MODEL = replace(published_model("qwen3.8-27b:w4a16"), spec=target())
 DTYPES = Dtypes("bfloat16", "bfloat16", "float16")
-CONFIG: dict[str, Any] = {
-    "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 128,
-    "sliding_window": 512, "dflash_config": {"block_size": 16, "target_layer_ids": [5, 19]},
-}
-
-
-def write(folder: Path, **changed: Any) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **changed}))
-    save_file({"fc.weight": np.zeros((4, 8), np.float16), "norm.weight": np.zeros(8, np.float32)}, folder / "model.safetensors")
-    return folder
+CONFIG = dflash_config(VOCABULARY)
 
 
 def test_a_directory_is_read(tmp_path: Path) -> None:
-    found = drafter_memory(MODEL, "dflash", None, write(tmp_path / "drafter"))
-    assert found.line is not None and found.line.bytes == 4 * 8 * 2 + 8 * 4
-    assert (found.drafts, found.taps) == (15, 2)
-    assert found.bytes_per_sequence(DTYPES) == 3 * 512 * 2 * 2 * 16 * 2 and found.bytes_per_token(DTYPES) == 0
-    assert found.slot_bytes(5120, DTYPES) == (RING_TOKENS + 1) * 2 * 5120 * 2
+    tensors = dflash_tensors(CONFIG)
+    found = drafter_memory(MODEL, "dflash", None, write_dflash(tmp_path / "drafter", CONFIG, tensors))
+    assert found.line is not None and found.line.bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert (found.drafts, found.taps) == (3, 2)
+    assert found.bytes_per_sequence(DTYPES) == 2 * 24 * 2 * 2 * 8 * 2 and found.bytes_per_token(DTYPES) == 0
+    assert found.slot_bytes(32, DTYPES) == (RING_TOKENS + 1) * 2 * 32 * 2
 
 
 def test_a_drafter_of_full_context_costs_by_the_token(tmp_path: Path) -> None:
-    found = drafter_memory(MODEL, "dflash", 3, write(tmp_path / "drafter", sliding_window=None))
+    config = dflash_config(VOCABULARY, layer_types=["full_attention"] * 2)
+    found = drafter_memory(MODEL, "dflash", 3, write_dflash(tmp_path / "drafter", config, dflash_tensors(config)))
     assert found.drafts == 3
-    assert (found.bytes_per_token(DTYPES), found.bytes_per_sequence(DTYPES)) == (3 * 2 * 2 * 16 * 2, 0)
+    assert (found.bytes_per_token(DTYPES), found.bytes_per_sequence(DTYPES)) == (2 * 2 * 2 * 8 * 2, 0)
 
 
-def test_a_directory_that_lacks_something_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="target_layer_ids must list"):
-        drafter_memory(MODEL, "dflash", None, write(tmp_path / "untapped", dflash_config={}))
-    empty = write(tmp_path / "empty")
-    (empty / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="empty holds no safetensors"):
-        drafter_memory(MODEL, "dflash", None, empty)
+def test_what_cannot_be_is_named(tmp_path: Path) -> None:
+    folder = write_dflash(tmp_path / "drafter", CONFIG, dflash_tensors(CONFIG))
+    with pytest.raises(ConfigError, match="draft_tokens 4: the drafter proposes 3 at most, a block of 4 but one"):
+        drafter_memory(MODEL, "dflash", 4, folder)
+    with pytest.raises(ConfigError, match="needs --drafter DIR: the published drafter is for Qwen3.8-27B"):
+        drafter_memory(MODEL, "dflash", None, None)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="drafter/model.safetensors is missing"):
+        drafter_memory(MODEL, "dflash", None, folder)

@@ -25,5 +25,12 @@ class Mlp(nn.Module):
             return norm.add(self.down.after_gate(self.gate_up(x)), residual)
         return norm.behind(self.down, self.gate_up.gated(x), residual)
 
+    def alone(self, x: Activations) -> Tensor:
+        """What the MLP makes of x [T, hidden], added to nothing."""
+        if self.down.format.rounds_inputs:
+            return self.down.after_gate(self.gate_up(x))
+        y: Tensor = self.down(self.gate_up.gated(x))
+        return y
+
     def reads_pending(self) -> bool:
         return self.gate_up.reads_pending()

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Literal
 
 from headrace.cache.layout import CacheGroup
-from headrace.errors import CheckpointError, ConfigError
-from headrace.models.fields import Fields
+from headrace.errors import ConfigError
 from headrace.models.spec import AttentionSpec
 from headrace.plan.checkpoint import Model
+from headrace.plan.dflash import DFlashSpec, open_dflash, parameters, published_dflash
 from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
-from headrace.plan.json_file import read_json_object
-from headrace.plan.safetensors_header import read_header
 
 Method = Literal["off", "lookup", "mtp", "dflash"]
 RING_TOKENS = 64
@@ -68,7 +65,7 @@ def drafter_memory(model: Model, method: Method, drafts: int | None, folder: Pat
         "off": lambda: NO_DRAFTER,
         "lookup": lambda: DrafterMemory("lookup", drafts or _LOOKUP_DRAFTS),
         "mtp": lambda: _mtp(model, drafts or _MTP_DRAFTS),
-        "dflash": lambda: _dflash(folder, drafts) if folder else _published_dflash(model, drafts),
+        "dflash": lambda: _dflash(model, folder, drafts) if folder else _published_dflash(model, drafts),
     }
     return makers[method]()
 
@@ -89,47 +86,26 @@ def _group(window: int | None, layers: int, kv_heads: int, head_dim: int) -> Cac
     return CacheGroup(0, window, tuple(range(layers)), layers * 2 * kv_heads * head_dim, layers * 2 * kv_heads)
 
 
-_DFLASH2_HIDDEN = 5120
-_DFLASH2_WINDOW, _DFLASH2_LAYERS, _DFLASH2_TAPS, _DFLASH2_BLOCK = 2048, 5, 5, 8
-_DFLASH2_KV_HEADS, _DFLASH2_HEADS, _DFLASH2_HEAD_DIM = 8, 32, 128
-_DFLASH2_INNER, _DFLASH2_VOCAB, _DFLASH2_RANK, _DFLASH2_CONV_GROUPS = 17_408, 248_320, 256, 320
-
-
-def dflash2_parameters() -> int:
-    """Of the published drafter, from its shapes: tapped states' projection, layers with two convolutions each, selector."""
-    hidden, inner = _DFLASH2_HIDDEN, _DFLASH2_INNER
-    queries, keys = _DFLASH2_HEADS * _DFLASH2_HEAD_DIM, _DFLASH2_KV_HEADS * _DFLASH2_HEAD_DIM
-    convolution = prod((2, 2, hidden)) + prod((2, 2, _DFLASH2_CONV_GROUPS)) * hidden
-    attention = hidden * (2 * queries + 2 * keys) + 2 * _DFLASH2_HEAD_DIM
-    layer = attention + 3 * hidden * inner + 2 * hidden + 2 * convolution
-    selector = 2 * _DFLASH2_VOCAB * _DFLASH2_RANK + _DFLASH2_RANK * hidden
-    return _DFLASH2_TAPS * hidden * hidden + 2 * hidden + _DFLASH2_LAYERS * layer + selector
-
-
 def _published_dflash(model: Model, drafts: int | None) -> DrafterMemory:
-    if (model.spec.hidden, model.spec.vocab_size) != (_DFLASH2_HIDDEN, _DFLASH2_VOCAB):
+    spec, weights = published_dflash()
+    if (model.spec.hidden, model.spec.vocab_size) != (spec.hidden, spec.vocab_size):
         raise ConfigError("--speculate dflash needs --drafter DIR: the published drafter is for Qwen3.8-27B")
-    count = dflash2_parameters()
+    count = parameters(weights)
     line = BudgetLine("weights dflash", 2 * count, f"the published drafter's {count:,} parameters in bfloat16")
-    group = _group(_DFLASH2_WINDOW, _DFLASH2_LAYERS, _DFLASH2_KV_HEADS, _DFLASH2_HEAD_DIM)
-    return DrafterMemory("dflash", drafts or _DFLASH2_BLOCK - 1, line, group, _DFLASH2_TAPS)
+    return _dflash_memory(spec, drafts, line)
 
 
-def _dflash(folder: Path, drafts: int | None) -> DrafterMemory:
-    fields = Fields(read_json_object(folder / "config.json"))
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{folder} holds no safetensors files")
-    tensors = [tensor for file in files for tensor in read_header(file).values()]
-    inner = fields.mapping("dflash_config")
-    block = (inner if inner.get("block_size") is not None else fields).count("block_size", _DFLASH2_BLOCK)
-    heads, layers = fields.count("num_attention_heads"), fields.layer_count("num_hidden_layers")
-    head_dim = fields.count("head_dim", fields.count("hidden_size") // heads)
-    window = fields.count("sliding_window") if fields.get("sliding_window") is not None else None
+def _dflash(model: Model, folder: Path, drafts: int | None) -> DrafterMemory:
+    found = open_dflash(folder, model.spec)
+    tensors = [found.checkpoint.tensors[weight.source] for weight in found.weight_map.weights]
     stored = sum(tensor.nbytes for tensor in tensors)
     line = BudgetLine("weights dflash", stored, f"{len(tensors)} tensors of {folder}, as they are stored")
-    taps = inner.get("target_layer_ids")
-    if not isinstance(taps, list) or not taps:
-        raise CheckpointError(f"{folder / 'config.json'}: dflash_config.target_layer_ids must list the layers that are tapped")
-    group = _group(window, layers, fields.count("num_key_value_heads", heads), head_dim)
-    return DrafterMemory("dflash", drafts or max(1, block - 1), line, group, len(taps))
+    return _dflash_memory(found.spec, drafts, line)
+
+
+def _dflash_memory(spec: DFlashSpec, drafts: int | None, line: BudgetLine) -> DrafterMemory:
+    mixer, most = spec.attention, spec.block - 1
+    if drafts is not None and drafts > most:
+        raise ConfigError(f"draft_tokens {drafts}: the drafter proposes {most} at most, a block of {spec.block} but one")
+    group = _group(mixer.window, len(spec.layers), mixer.kv_heads, mixer.head_dim)
+    return DrafterMemory("dflash", drafts or most, line, group, len(spec.taps))

@@ -16,11 +16,14 @@ _WHOLE = "model.safetensors"
 _NAMES_SHOWN = 16
 
 
-def open_directory(path: Path) -> Checkpoint:
-    """The checkpoint in directory `path`. Raises CheckpointError naming the file or field at fault."""
+def open_directory(path: Path, *, tokenizer: bool = True) -> Checkpoint:
+    """The checkpoint in directory `path`, with a tokenizer unless it needs none. Raises CheckpointError naming the file or field
+    at fault.
+    """
     config = _config(path)
     tensors = _sharded(path) if _present(path / _INDEX) else _whole(path)
-    _check_tokenizer(path)
+    if tokenizer:
+        _check_tokenizer(path)
     return Checkpoint(path, "hf", config, tensors, _generation_eos_ids(path))
 
 

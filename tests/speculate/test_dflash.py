@@ -1,0 +1,192 @@
+"""DFlash and DFlash2 drafters against the formula of their published layout, however their context came to them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tests.support.drafter_formulas import dflash_block, selector_walk
+from tests.support.packing import CPU, fill_decoder
+from tests.support.tiny import checkpoint_tensors, random_model, tiny_config
+from tests.support.tiny_dflash import dflash_config, dflash_tensors
+from torch import Tensor
+
+from headrace.cache.layout import CacheLayout, cache_groups
+from headrace.layers.batch import Batch, Pools
+from headrace.models import qwen3_5
+from headrace.models.decoder import Decoder
+from headrace.plan.dflash import PUBLISHED, DFlashSpec, dflash_spec, dflash_weights
+from headrace.plan.dtypes import Dtypes
+from headrace.speculate.dflash import DFlashDrafter
+from headrace.speculate.dflash_model import DFlashModel, build_dflash
+from headrace.speculate.drafter import Asked, Seen, Surroundings
+from headrace.types import Admission, Request, SamplingParams
+
+VOCABULARY, SLOTS, CHECKPOINTS = 200, 5, 2
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "dflash2": dflash_config(VOCABULARY),
+    "dflash": dflash_config(VOCABULARY, first_form=True),
+    "large-block": dflash_config(VOCABULARY, num_key_value_heads=1, inner={"block_size": 8, "conv_kernel_size": 3}),
+    "full": dflash_config(VOCABULARY, layer_types=["full_attention"] * 2, inner={"target_layer_ids": [0, 1, 3]}),
+}
+
+
+def greedy(scores: Tensor, place: int, candidates: Tensor | None = None) -> Tensor:
+    best = scores.argmax(1)
+    return best if candidates is None else candidates.gather(1, best[:, None])[:, 0]
+
+
+def filled(spec: DFlashSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> DFlashModel:
+    model = build_dflash(spec, dtype=dtype, device=CPU)
+    parameters, given = dict(model.named_parameters()), 0
+    for weight in dflash_weights(spec, tensors.keys()).weights:
+        parameters[weight.target].data[weight.offset : weight.offset + weight.shape[0]] = tensors[weight.source]
+        given += tensors[weight.source].numel()
+    assert given == sum(parameter.numel() for parameter in parameters.values())
+    model.prepare()
+    return model
+
+
+def target(seed: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Decoder, dict[str, Tensor]]:
+    fields = {**tiny_config("qwen3_5_text"), "vocab_size": VOCABULARY}
+    tensors = checkpoint_tensors(random_model("qwen3_5_text", fields, seed))
+    spec = qwen3_5.spec({**fields, "model_type": "qwen3_5_text"})
+    return fill_decoder(spec, qwen3_5.weights(spec, tensors.keys()), tensors, dtype), tensors
+
+
+@dataclass
+class Bench:
+    """A drafter with slots, to which hidden states are given that nobody computed."""
+
+    name: str
+    context: int = 200
+    dtype: torch.dtype = torch.float32
+    taken: dict[int, list[Tensor]] = field(default_factory=dict)  # by slot, what each token of it had
+
+    def __post_init__(self) -> None:
+        self.config = CONFIGS[self.name]
+        self.spec, self.tensors = dflash_spec(self.config), dflash_tensors(self.config, 3)
+        self.decoder, self.target = target(dtype=self.dtype)
+        layout = CacheLayout(cache_groups(self.decoder.spec), 16, (9,), SLOTS, True, self.spec.block - 1, CHECKPOINTS)
+        size, heads = self.spec.attention.window or self.context, self.spec.attention
+        shape = (layout.pool_states, size, heads.kv_heads, heads.head_dim)
+        rings = [torch.full(shape, float("nan"), dtype=self.dtype) for _ in range(2 * len(self.spec.layers))]
+        self.windows = (torch.zeros(shape[:2], dtype=torch.int32), *rings)
+        surroundings = Surroundings(
+            self.decoder, Pools((), (), (), (), (), windows=self.windows), layout,
+            Dtypes(str(self.dtype).removeprefix("torch."), "float32", "float32", ()), 0, (), self.context, SLOTS,  # type: ignore[arg-type]
+        )
+        model = filled(self.spec, self.tensors, self.dtype)
+        self.drafter = DFlashDrafter(self.spec, model, surroundings, self.spec.block - 1)
+        self.rng = torch.Generator().manual_seed(5)
+
+    def admit(self, slot: int) -> None:
+        self.taken[slot], self.windows[0][slot] = [], 0
+        request = Request("r", (1,), SamplingParams(), seed=0, max_tokens=9)
+        self.drafter.admit([Admission(0, slot, request)])
+
+    def observe(self, rows: Sequence[tuple[int, int, int]], at_least: int = 1) -> None:
+        """rows: (slot, tokens, how many of them are kept). at_least: tokens that the host thinks every row may have."""
+        tokens = sum(count for _, count, _ in rows)
+        taps = [torch.randn(tokens, self.spec.hidden, generator=self.rng).to(self.dtype) for _ in self.spec.taps]
+        counts = torch.tensor([count for _, count, _ in rows])
+        starts = torch.tensor([len(self.taken[slot]) for slot, _, _ in rows])
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+        within = torch.arange(tokens) - offsets[:-1].repeat_interleave(counts)
+        batch = Batch(
+            torch.zeros(tokens, dtype=torch.int64), starts.repeat_interleave(counts) + within, offsets.int(),
+            torch.tensor([slot for slot, _, _ in rows]), (starts + counts).int(), (), (),
+            tuple(max(count, at_least) for _, count, _ in rows),
+        )
+        kept = torch.tensor([kept for _, _, kept in rows])
+        nothing = torch.zeros(0)
+        self.drafter.observe(Seen(batch, tuple(taps), nothing, starts, kept, nothing, nothing))
+        for (slot, _, keeps), begin in zip(rows, offsets.tolist(), strict=False):
+            self.taken[slot] += list(torch.cat(taps, 1)[begin : begin + keeps])
+
+    def propose(self, slots: Sequence[int], anchors: Sequence[int], most: int | None = None) -> Tensor:
+        positions = torch.tensor([len(self.taken.get(slot, ())) for slot in slots])
+        return self.drafter.propose(Asked(
+            torch.tensor(slots), positions, torch.tensor(anchors), positions, (), most or self.drafter.most, greedy
+        )).tokens
+
+    def expected(self, slot: int, anchor: int) -> list[int]:
+        """By the formula, from all that the slot's sequence had; its scores do not tie."""
+        config, own = self.config, self.config["dflash_config"]
+        hidden = self.formula(slot, anchor)
+        head = self.target["lm_head.weight"]
+        if own.get("selector_rank"):
+            tokens, _ = selector_walk(self.tensors, head, hidden, anchor, own["selector_top_k"])
+            return tokens
+        assert config["hidden_size"] == hidden.shape[1]
+        found: list[int] = (hidden[1:] @ head.T).argmax(1).tolist()
+        return found
+
+    def formula(self, slot: int, anchor: int) -> Tensor:
+        config, own = self.config, self.config["dflash_config"]
+        context = torch.stack(self.taken[slot])
+        full = config["layer_types"][0] == "full_attention"
+        return dflash_block(
+            self.tensors, self.target["model.embed_tokens.weight"], context.float(), anchor, layers=config["num_hidden_layers"],
+            block=own["block_size"], mask_token=own["mask_token_id"], heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"], head_size=config["head_dim"], theta=config["rope_theta"],
+            window=1 << 30 if full else config["sliding_window"], eps=config["rms_norm_eps"],
+            group=own.get("conv_group_size"),
+        )
+
+    def block(self, slot: int, anchor: int) -> Tensor:
+        """The drafter's hidden states [B, hidden] of a lone row."""
+        positions = torch.tensor([len(self.taken[slot])])
+        asked = Asked(torch.tensor([slot]), positions, torch.tensor([anchor]), positions, (), 1, greedy)
+        self.drafter.propose(asked)
+        return self.drafter._block(asked)[0]
+
+
+def test_the_published_drafter_takes_no_memory_to_declare() -> None:
+    model = build_dflash(dflash_spec(PUBLISHED), dtype=torch.bfloat16, device=torch.device("meta"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_924_404_480
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_is_the_formula(name: str) -> None:
+    """Contexts from one token to more than a window, which came as a prompt and then in few tokens, some of them rejected."""
+    for prompt, steps in ((1, ()), (17, (1,)), (20, (3, 1, 2)), (60, (4, 4, 1)), (40, (2,) * 20)):
+        bench = Bench(name)
+        bench.admit(2)
+        if prompt:
+            bench.observe([(2, prompt, prompt)], at_least=17)
+        for kept in steps:
+            bench.observe([(2, 4, kept)])
+        found, expected = bench.block(2, 7), bench.formula(2, 7)
+        assert (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max())), (prompt, steps)
+        assert bench.propose([2], [7])[0].tolist() == bench.expected(2, 7)
+        assert bench.propose([2], [7], 2)[0].tolist() == bench.expected(2, 7)[:2]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_do_not_know_each_other(name: str) -> None:
+    """Prompts beside rows that verify, slots that begin anew, rows of padding: everybody's drafts are the formula's."""
+    rng, bench = random.Random(8), Bench(name, dtype=torch.float64)
+    for slot in range(SLOTS):
+        bench.admit(slot)
+    for _ in range(12):
+        rows = []
+        for slot in rng.sample(range(SLOTS), rng.randint(1, SLOTS)):
+            if rng.random() < 0.15:
+                bench.admit(slot)
+            count = rng.choice((1, 2, 4, 4, 30)) if len(bench.taken[slot]) < 150 else 1
+            rows.append((slot, count, rng.randint(1, count) if count <= 4 else count))
+        bench.observe(rows)
+        begun = [slot for slot in range(SLOTS) if bench.taken[slot]]
+        slots = rng.sample(begun, rng.randint(1, len(begun)))
+        anchors = [rng.randrange(VOCABULARY) for _ in slots]
+        found = bench.propose([*slots, SLOTS, SLOTS], [*anchors, 0, 0])
+        for row, (slot, anchor) in enumerate(zip(slots, anchors, strict=True)):
+            assert found[row].tolist() == bench.expected(slot, anchor)
+        assert torch.equal(bench.propose([*slots, SLOTS, SLOTS], [*anchors, 0, 0])[: len(slots)], found[: len(slots)])
