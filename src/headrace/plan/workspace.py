@@ -16,6 +16,7 @@ from headrace.cache.layout import CacheGroup
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, ModelSpec, WeightMap
 from headrace.plan.blocks import block_bytes
 from headrace.plan.graph_rows import row_buckets
+from headrace.plan.uploads import buffer_words, graph_words, step_words
 
 SCORED_ROWS = 64
 """Rows of logits computed at once at most where prompts' log-probabilities are."""
@@ -47,7 +48,6 @@ FEW_OUTPUTS_BYTES = 448 * (16 * 16 * 4 + 4)
 """Sums that the blocks of linear's kernel leave for each other."""
 _HOPPER_LIBRARY_BYTES, _LIBRARY_BYTES = 32 << 20, 8_519_680
 """cuBLAS's workspace for a stream, as PyTorch has it by default."""
-_UPLOAD_SPARE_WORDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +231,5 @@ def upload_bytes(
     """Of the numbers that are sent with a step (`runner.batch.Packer`, `runner.draft_batch.DraftPacker`), and with each
     captured one, without drafts.
     """
-    words = 5 * tokens + (9 if drafts else 6) * min(tokens, pool_slots) + 2 * pages + 8 + _UPLOAD_SPARE_WORDS
-    sizes = row_buckets(rows) if graphs else ()
-    return 8 * (words + sum((6 + 2 * groups) * size + _UPLOAD_SPARE_WORDS for size in sizes))
+    captured = [graph_words(size, groups) for size in row_buckets(rows)] if graphs else []
+    return 8 * sum(map(buffer_words, (step_words(tokens, pool_slots, pages, drafts=drafts), *captured)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.layers.batch import Batch
+from headrace.plan.uploads import step_words
 from headrace.runner.page_tables import PageTables
 from headrace.runner.upload import Upload
 from headrace.types import Row
@@ -24,16 +25,6 @@ class SampledRows:
     last: Tensor | None  # [S] int64
 
 
-def upload_words(max_tokens: int, max_rows: int, pages: int) -> int:
-    """8-byte words that `Packer` sends at most, for steps of max_rows rows and max_tokens tokens, and of `pages` pages in all
-    groups together.
-
-    Each token has its id, its position and its slot, and perhaps its place and slot again where its id is on the device; a
-    row, of which there are no more than tokens, has its slot, length, offset, and three numbers for sampling.
-    """
-    return 5 * max_tokens + 6 * min(max_tokens, max_rows) + 2 * pages + 8
-
-
 class Packer:
     """Packs steps of at most max_rows rows and max_tokens tokens; the batches' tensors are views of one buffer, valid until the
     next `pack`.
@@ -41,7 +32,7 @@ class Packer:
 
     def __init__(self, tables: PageTables, max_tokens: int, max_rows: int, pages: int, device: torch.device) -> None:
         self._tables = tables
-        self._upload = Upload(upload_words(max_tokens, max_rows, pages), device)
+        self._upload = Upload(step_words(max_tokens, max_rows, pages), device)
 
     @property
     def nbytes(self) -> int:

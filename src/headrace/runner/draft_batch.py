@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.kernels.accept_drafts import DraftSlots
 from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.layers.batch import Batch, Deferred
+from headrace.plan.uploads import step_words
 from headrace.runner.page_tables import PageTables
 from headrace.runner.upload import Upload
 from headrace.types import Row
@@ -63,17 +64,6 @@ def short_first(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: tokens_of(row) > MAX_TOKENS))
 
 
-def upload_words(max_tokens: int, max_rows: int, pages: int) -> int:
-    """8-byte words that `DraftPacker` sends at most, for steps of max_rows rows and max_tokens tokens, and of `pages` pages in
-    all groups together.
-
-    Each token has its id, row and place in it, and if something is drawn behind it, itself and its run; a row its slot, offset,
-    certain tokens and length, and if it samples its place among the rows, its last certain token, its first place, its draft
-    count and whether its first token is on the device.
-    """
-    return 5 * max_tokens + 9 * min(max_tokens, max_rows) + 2 * pages + 8
-
-
 class DraftPacker:
     """Packs steps of at most max_rows rows and max_tokens tokens; the batches' tensors are views of one buffer, valid until the
     next `pack`.
@@ -83,7 +73,7 @@ class DraftPacker:
         self, tables: PageTables, slots: DraftSlots, max_tokens: int, max_rows: int, pages: int, device: torch.device
     ) -> None:
         self._tables, self._slots = tables, slots
-        self._upload = Upload(upload_words(max_tokens, max_rows, pages), device)
+        self._upload = Upload(step_words(max_tokens, max_rows, pages, drafts=True), device)
 
     @property
     def nbytes(self) -> int:

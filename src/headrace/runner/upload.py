@@ -10,14 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.plan.uploads import SPAN_WORDS, buffer_words
+
 Values = Sequence[int] | NDArray[np.int64]
 
 _BUFFERS = 3
 """Host buffers in turn: a copy that the device has not made yet must not be overwritten by the next step's numbers."""
-
-_SPAN_WORDS = 2
-"""Spans start at multiples of 16 bytes: kernels are compiled apart for pointers that are not."""
-_MOST_SPANS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +30,13 @@ class Span:
 class Upload:
     """begin(), then add() the numbers, then send(): what tensor() says of a span holds them for whatever is launched next.
 
-    words: 8-byte words of numbers that the buffers hold at most, in no more than 32 spans. The device's side is one buffer that
-    every step overwrites, so the same spans are at the same addresses step after step. On a CPU nothing is copied.
+    words: 8-byte words of numbers that the buffers hold at most, in no more than MOST_SPANS spans (plan.uploads). The device's
+    side is one buffer that every step overwrites, so the same spans are at the same addresses step after step. On a CPU nothing
+    is copied.
     """
 
     def __init__(self, words: int, device: torch.device) -> None:
-        words += _MOST_SPANS * (_SPAN_WORDS - 1)
+        words = buffer_words(words)
         pinned = device.type != "cpu"
         count = _BUFFERS if pinned else 1
         self._hosts = [torch.zeros(words, dtype=torch.int64, pin_memory=pinned) for _ in range(count)]
@@ -67,7 +66,7 @@ class Upload:
         if dtype == torch.int32:
             array = array.view(np.int32)
         array[: len(values)] = values
-        self._used += -(-words // _SPAN_WORDS) * _SPAN_WORDS
+        self._used += -(-words // SPAN_WORDS) * SPAN_WORDS
         return span
 
     def send(self) -> None:
