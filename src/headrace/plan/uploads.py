@@ -1,0 +1,32 @@
+"""Numbers that are sent with a step, in 8-byte words: for those that plan their memory, and those that allocate it."""
+
+from __future__ import annotations
+
+SPAN_WORDS, MOST_SPANS = 2, 32
+"""Each kind of number begins at a multiple of 16 bytes, since kernels are compiled apart for pointers that do not. Of so many
+kinds.
+"""
+GRAPH_ROW_WORDS = 6
+"""Of a row of a captured step."""
+
+
+def step_words(tokens: int, rows: int, pages: int, *, drafts: bool = False) -> int:
+    """At most, of a step of so many tokens and rows, and of `pages` pages in all groups together.
+
+    Each token has its id, its position and its slot, and perhaps its place and slot again where its id is on the device; a
+    row, of which there are no more than tokens, its slot, length, offset, and three numbers for sampling. With drafts a token
+    has its id, its row and place in it, and itself and its run if something is drawn behind it; a row its slot, offset,
+    certain tokens and length, and if it samples its place among the rows, its last certain token, its first place, its draft
+    count and whether its first token is on the device.
+    """
+    return 5 * tokens + (9 if drafts else 6) * min(tokens, rows) + 2 * pages + 8
+
+
+def graph_words(rows: int, groups: int) -> int:
+    """Of a captured step of so many rows, each of which may begin a page in every group."""
+    return (GRAPH_ROW_WORDS + 2 * groups) * rows
+
+
+def buffer_words(words: int) -> int:
+    """Of a buffer that holds so many, wherever each kind begins."""
+    return words + MOST_SPANS * (SPAN_WORDS - 1)
