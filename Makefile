@@ -30,7 +30,7 @@ interpreted: $(VENV)/.dev-installed
 
 gpu: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -m "gpu and not alone" $(if $(WORKERS),-n $(WORKERS)) $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m pytest -m "gpu and alone")
+	$(if $(ARGS),,$(BIN)/python -m pytest -v -s -m "gpu and alone")
 
 long: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -m long --timeout 3600 $(ARGS)

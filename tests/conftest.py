@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+ALONE_S = 100
+"""For a test in a process of its own, compilers included."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--here", action="store_true", help="run tests marked `alone` in this process")
@@ -24,18 +27,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.get_closest_marker("alone") is None or config.getoption("here"):
         return None
     command = [sys.executable, "-m", "pytest", "--here", "-m", "alone", "-q", "-s", "-p", "no:cacheprovider", pyfuncitem.nodeid]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=config.rootpath)
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0, f"{pyfuncitem.nodeid} in a process of its own"
+    status = subprocess.run(command, cwd=config.rootpath, timeout=ALONE_S).returncode  # what it prints is seen as it comes
+    assert status == 0, f"{pyfuncitem.nodeid} in a process of its own"
     return True
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With -m gpu, files without such tests are not even imported: machines with a GPU may lack what they need."""
-    if not re.match(r"gpu\b", config.option.markexpr or ""):
+    """With -m gpu, files without such tests are not even imported: machines with a GPU may lack what they need. With
+    -m "gpu and alone" other GPU tests are not either, since that takes as long as one of these.
+    """
+    wanted = re.match(r"gpu( and alone)?\b", config.option.markexpr or "")
+    if not wanted:
         return None
+    mark = "mark.alone" if wanted[1] else "mark.gpu"
     files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
-    return None if any("mark.gpu" in file.read_text() for file in files) else True
+    return None if any(mark in file.read_text() for file in files) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,17 +1,24 @@
-"""What the budget promises and what an engine takes, on a GPU: four layers of the 27B shape."""
+"""What the budget promises and what an engine takes, on a GPU: four layers of the 27B shape, a process for each test.
+
+With -v -s they tell what they do, and how long it took.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from tests.support.scripted_drafter import ScriptedDrafter
+from tests.support.gpu_memory import Held, ProcessMemory
 
+from headrace.bench.step_engine import FixedDrafts
 from headrace.config import EngineConfig
-from headrace.engine.build import build_engine
+from headrace.engine.build import BuiltEngine, build_engine
 from headrace.plan import shapes
 from headrace.plan.shapes import SHAPES, declared_model
+from headrace.scheduler.drafter import Drafter
 from headrace.types import Request, SamplingParams
 
 HUNGRY = (
@@ -20,76 +27,118 @@ HUNGRY = (
     {"top_p": 0.9, "logit_bias": {5: 1.0, 7: -3.0}, "min_tokens": 4, "logprobs": 5},
     {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 3},
 )
+VOCAB, STATE_BYTES = 50_000, 3 * (48 * 128 * 128 + 3 * 10_240) * 2
+ANSWER_TOKENS = 24
 
 
-def small(monkeypatch: pytest.MonkeyPatch, format: str, **sizes: Any) -> EngineConfig:
-    shape = {"vocab_size": 50_000, "num_hidden_layers": 4}
+class Progress:
+    """Lines with the seconds since the one before."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        print(flush=True)
+
+    def __call__(self, done: str) -> None:
+        now = time.perf_counter()
+        print(f"  {now - self._since:5.1f} s  {done}", flush=True)
+        self._since = now
+
+
+def build(monkeypatch: pytest.MonkeyPatch, format: str, drafter: Drafter | None = None, **sizes: Any) -> BuiltEngine:
+    shape = {"vocab_size": VOCAB, "num_hidden_layers": 4}
     monkeypatch.setattr(shapes, "SHAPES", {"small": {**SHAPES["qwen3.8-27b"], **shape}})
-    return EngineConfig(device="cuda", random_weights=f"small:{format}", **sizes)
+    config = EngineConfig(device="cuda", random_weights=f"small:{format}", **sizes)
+    return build_engine(declared_model(f"small:{format}"), config, None, drafter)
+
+
+def prompt(name: int, tokens: int) -> tuple[int, ...]:
+    """Unlike every other one from the first token on."""
+    return tuple((name * 7919 + 1 + i * (1 + name % 5)) % VOCAB for i in range(tokens))
+
+
+def answer(built: BuiltEngine, kind: str, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """All of them at once, every way to ask in turn. The prompts with their answers."""
+    found = {f"{kind} {number}": tokens for number, tokens in enumerate(prompts)}
+    for number, (name, tokens) in enumerate(found.items()):
+        params = SamplingParams(**HUNGRY[number % len(HUNGRY)])  # type: ignore[arg-type]
+        built.core.add(Request(name, tokens, params, number, ANSWER_TOKENS, message_ends=(len(tokens) // 2,)))
+    while built.core.has_work:
+        for event in built.core.step():
+            assert event.finish_reason != "error", event.error
+            found[event.request] += event.tokens
+    return list(found.values())
+
+
+def start_note(built: BuiltEngine) -> str:
+    return next(note for note in built.info.notes if note.startswith("start: "))
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_nothing_more_is_taken_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 users, long prompts, every sampling option. What PyTorch holds, and the driver for the graphs, is what was planned."""
-    sizes = {"cache_bytes": 6 * 10**9, "max_seqs": 64, "context": 16_384, "chunk_tokens": 2048}
-    config = small(monkeypatch, "w4a16", **sizes)
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    built = build_engine(declared_model("small:w4a16"), config, None)
-    started = torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_reserved()
-    for number in range(96):
-        tokens = (300, 1500, 5000)[number % 3] + number
-        params = SamplingParams(**HUNGRY[number % len(HUNGRY)])  # type: ignore[arg-type]
-        built.core.add(Request(f"r{number}", tuple(i % 40_000 for i in range(tokens)), params, number, 24))
-    while built.core.has_work:
-        for event in built.core.step():
-            assert event.finish_reason != "error", event.error
-    torch.cuda.synchronize()
-    assert (torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_reserved()) == started
-    graphs = built.runner.graph_bytes
-    taken = started[1] - before + graphs["graphs_device"] - graphs["graphs_pool"]
-    planned = sum(count for _, count in built.info.budget)
-    print(f"taken {taken:,} of {planned:,} planned: {taken / planned:.2%}")
-    assert 0.98 < taken / planned < 1.01
+    """64 users, long prompts beside those that decode, every sampling option, prefixes found on the device and in host memory.
+
+    PyTorch asks the device for nothing more, and what the driver counts for the process is what was planned, but for the
+    context that every process has.
+    """
+    process, done = ProcessMemory(), Progress()
+    torch.zeros(1, device="cuda")
+    context_bytes = process.bytes()
+    done(f"a context: {context_bytes:,} bytes {process.source}")
+    built = build(
+        monkeypatch, "w4a16", cache_bytes=16 * 10**9, max_seqs=64, context=65_536, chunk_tokens=2048,
+        gpu_checkpoint_bytes=12 * STATE_BYTES, ram_cache_bytes=2 * 10**9,
+    )
+    done(start_note(built))
+    check_parts(built)
+    started, planned = Held.now(), sum(count for _, count in built.info.budget)
+    process_bytes = process.bytes()
+    users = [prompt(n, (300, 1500, 5000)[n % 3] + n) for n in range(64)]
+    mixed = [*(prompt(100 + n, 200) for n in range(8)), prompt(200, 60_000), prompt(201, 20_001)]
+    for kind, prompts in (("64 users", users), ("long prompts beside short ones", mixed)):
+        for turn in (1, 2):
+            prompts = [(*tokens, *range(50)) for tokens in answer(built, f"{kind}, turn {turn}", prompts)]
+            more = process.bytes() - process_bytes
+            done(f"{kind}, turn {turn}: {more:+,} bytes {process.source}")
+            assert Held.now() == started
+            assert abs(more) < 0.01 * planned
+    stats = built.core.stats()
+    print(f"  {stats.prefix_hits_total} prefixes found, {stats.restores_total} of them in host memory")
+    assert stats.prefix_hits_total > stats.restores_total > 0
+    taken = process.bytes() - context_bytes
+    print(f"  taken {taken:,} of {planned:,} planned: {taken / planned:.2%}; with the context {process.bytes():,}")
+    assert abs(taken / planned - 1) < 0.01
     built.core.close()
+
+
+def check_parts(built: BuiltEngine) -> None:
+    """What was taken of what was planned for each part."""
+    shares = {part: taken / planned for part, (planned, taken) in built.memory.items()}
+    print(f"  taken of planned: { {part: f'{share:.1%}' for part, share in shares.items()} }")
+    assert shares.keys() == {"weights", "workspace", "cache", "graphs", "kernel buffers"}
+    assert 0.998 < shares["weights"] < 1.002 and 0.99 < shares["cache"] < 1.01 and 0.99 < shares["kernel buffers"] < 1.01
+    assert shares["workspace"] < 1 and shares["graphs"] < 1.1
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_a_gpu_is_filled_as_planned(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"cache_bytes": 2 * 10**9, "max_seqs": 16, "context": 4096, "chunk_tokens": 512, "verify_fit": True}
-    config = small(monkeypatch, "w4a16", **sizes)
-    drafter = ScriptedDrafter({}, drafts, 50_000) if drafts else None
-    built = build_engine(declared_model("small:w4a16"), config, None, drafter)
+@pytest.mark.parametrize(("format", "drafts"), [("w4a16", 3), ("bf16", 0)])
+def test_a_gpu_is_filled_as_planned(format: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--verify-fit, and requests afterwards: they take no more than steps are planned to."""
+    done, drafter = Progress(), FixedDrafts(drafts) if drafts else None
+    built = build(
+        monkeypatch, format, drafter, cache_bytes=2 * 10**9, max_seqs=16, context=4096, chunk_tokens=512, verify_fit=True
+    )
+    done(start_note(built))
+    check_parts(built)
     told = [note for note in built.info.notes if note.startswith("verify-fit")]
-    print("\n".join(told))
+    print("  " + "\n  ".join(told))
     assert any(note.startswith("verify-fit: workspace: ") for note in told)
-    built.core.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.alone
-@pytest.mark.parametrize("format", ["bf16", "w4a16"])
-def test_parts_take_what_is_planned_for_them(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(monkeypatch, format, cache_bytes=2 * 10**9, max_seqs=16, context=4096, chunk_tokens=512)
-    built = build_engine(declared_model(f"small:{format}"), config, None)
-    memory = {part: taken / planned for part, (planned, taken) in built.memory.items()}
-    print(f"taken of planned: { {part: f'{share:.1%}' for part, share in memory.items()} }")
-    assert memory.keys() == {"weights", "workspace", "cache", "graphs", "kernel buffers"}
-    assert 0.998 < memory["weights"] < 1.002 and 0.99 < memory["cache"] < 1.01 and 0.99 < memory["kernel buffers"] < 1.01
-    assert memory["workspace"] < 1 and memory["graphs"] < 1.1
-
+    started, held_bytes = Held.now(), torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
-    for number in range(12):  # top-p alone is ranked by PyTorch, log-probabilities too
-        params = SamplingParams(top_p=0.9, top_k=(0, 20, 100)[number % 3], prompt_logprobs=1, logprobs=3)
-        built.core.add(Request(f"r{number}", tuple(range(700 + number)), params, number, 8))
-    while built.core.has_work:
-        for event in built.core.step():
-            assert event.finish_reason != "error", event.error
-    most = torch.cuda.max_memory_allocated() - held
-    planned, _ = built.memory["workspace"]
-    assert most < planned, f"{most:,} of {planned:,}"
+    answer(built, "r", [prompt(n, 700 + 130 * n) for n in range(24)])
+    most, (planned, _) = torch.cuda.max_memory_allocated() - held_bytes, built.memory["workspace"]
+    done(f"24 requests: {most:,} bytes of {planned:,} planned for a step")
+    assert most < planned
+    assert Held.now() == started
     built.core.close()
