@@ -10,6 +10,7 @@ from torch import Tensor
 from headrace.layers.linear import Linear
 from headrace.layers.norm import RmsNorm
 from headrace.models.decoder import Decoder
+from headrace.speculate.dflash_model import DFlashModel
 from headrace.speculate.mtp import MtpModule
 
 _ADDED = tuple(f"{path}.weight{suffix}" for path in (".mixer.out", ".mlp.down") for suffix in ("", "_scale"))
@@ -17,7 +18,7 @@ _ADDED = tuple(f"{path}.weight{suffix}" for path in (".mixer.out", ".mlp.down") 
 
 
 @torch.no_grad()
-def make_weights(decoder: Decoder | MtpModule, seed: int = 0) -> None:
+def make_weights(decoder: Decoder | MtpModule | DFlashModel, seed: int = 0) -> None:
     """Fill every parameter, the same on a device each time, so that activations keep their scale through the layers.
 
     Matrices are normal over the square root of their inputs. Norms multiply by about one, and decays are in the range of
@@ -26,7 +27,8 @@ def make_weights(decoder: Decoder | MtpModule, seed: int = 0) -> None:
     in no trained model. Not where the head is the embedding: there the input's token would always be the likeliest.
     """
     spec = decoder.spec
-    gain = 1.0 if spec.tied else (2 * len(spec.layers) * spec.hidden) ** -0.5  # embeddings are 1 over the root of hidden
+    tied = not isinstance(decoder, DFlashModel) and decoder.spec.tied
+    gain = 1.0 if tied else (2 * len(spec.layers) * spec.hidden) ** -0.5  # embeddings are 1 over the root of hidden
     centres = {f"{name}.weight": 1 - layer.offset for name, layer in decoder.named_modules() if isinstance(layer, RmsNorm)}
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in decoder.named_parameters():

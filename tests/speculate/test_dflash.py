@@ -75,7 +75,7 @@ class Bench:
         size, heads = self.spec.attention.window or self.context, self.spec.attention
         shape = (layout.pool_states, size, heads.kv_heads, heads.head_dim)
         rings = [torch.full(shape, float("nan"), dtype=self.dtype) for _ in range(2 * len(self.spec.layers))]
-        self.windows = (torch.zeros(shape[:2], dtype=torch.int32), *rings)
+        self.windows = (torch.zeros(shape[:2], dtype=torch.int64), *rings)
         surroundings = Surroundings(
             self.decoder, Pools((), (), (), (), (), windows=self.windows), layout,
             Dtypes(str(self.dtype).removeprefix("torch."), "float32", "float32", ()), 0, (), self.context, SLOTS,  # type: ignore[arg-type]

@@ -16,7 +16,15 @@ from typing import Any
 from headrace.errors import CheckpointError
 from headrace.models.fields import Fields, head_counts, rope
 from headrace.models.mapping import TensorMapping, map_mlp
-from headrace.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, WeightMap
+from headrace.models.spec import (
+    AttentionSpec,
+    DrafterCache,
+    DrafterState,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    WeightMap,
+)
 from headrace.plan.checkpoint import check_weights
 from headrace.plan.contents import Checkpoint
 from headrace.plan.hf_directory import open_directory
@@ -106,6 +114,16 @@ def published_dflash() -> tuple[DFlashSpec, WeightMap]:
     """The drafter of Qwen3.8-27B, as it was published."""
     spec = dflash_spec(PUBLISHED)
     return spec, dflash_weights(spec, None)
+
+
+def dflash_cache(spec: DFlashSpec, context: int) -> DrafterCache:
+    """What belongs to a sequence's state: which tokens its rings have, then each layer's keys and its values, of as many tokens
+    as the window, or the longest sequence where there is none.
+    """
+    mixer = spec.attention
+    size = mixer.window or context
+    ring = DrafterState((size, mixer.kv_heads, mixer.head_dim))
+    return DrafterCache(states=(DrafterState((size,), "int64"), *(ring,) * (2 * len(spec.layers))))
 
 
 def parameters(weight_map: WeightMap) -> int:

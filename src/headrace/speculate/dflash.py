@@ -47,7 +47,7 @@ class _Waiting:
 class DFlashDrafter:
     """Fits `speculate.drafter.DeviceDrafter`. model: with its weights, prepared. most: of a proposal, a block but one at most.
 
-    The rings are `surroundings.pools.windows`, shaped as `plan.drafters` says.
+    The rings are `surroundings.pools.windows`, as `plan.dflash.dflash_cache` declares them: in zeros no token is.
     """
 
     def __init__(self, spec: DFlashSpec, model: DFlashModel, surroundings: Surroundings, most: int) -> None:
@@ -142,7 +142,7 @@ class DFlashDrafter:
         places = torch.where(kept, slots, self._padding) * self._size + positions % self._size
         self._model.keep(tapped, self._rotary(positions), self._rings, places)
         # One more than the position, so that memory of zeros is a ring of no tokens.
-        self._positions.view(-1).index_copy_(0, places, torch.where(kept, positions + 1, 0).int())
+        self._positions.view(-1).index_copy_(0, places, torch.where(kept, positions + 1, 0))
 
     def _block(self, asked: Asked) -> Tensor:
         """Hidden states [R, B, hidden] of the rows' next inputs, each with the masks behind it."""

@@ -40,7 +40,7 @@ class DFlashModel(nn.Module):
 
     def __init__(self, spec: DFlashSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        hidden = spec.hidden
+        self.spec, hidden = spec, spec.hidden
         self.fc = Linear(len(spec.taps) * hidden, hidden, dtype=dtype, device=device)
         self.hidden_norm = RmsNorm(hidden, eps=spec.norm_eps, dtype=dtype, device=device)
         self.layers = nn.ModuleList(DFlashLayer(spec, layer, dtype=dtype, device=device) for layer in spec.layers)

@@ -43,7 +43,7 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     tokens = rows * case.block
     shape = (slots, case.size, case.kv_heads, case.dim)
     keys, values = (torch.randn(shape, generator=rng) for _ in range(2))
-    positions, where = torch.zeros(shape[:2], dtype=torch.int32), torch.randperm(slots, generator=rng)[:rows]
+    positions, where = torch.zeros(shape[:2], dtype=torch.int64), torch.randperm(slots, generator=rng)[:rows]
     for slot, start in zip(where.tolist(), case.starts, strict=True):
         for p in range(max(0, start - case.size + 2), start + 2):
             if not case.holes or p % case.holes:

@@ -17,7 +17,7 @@ def block_attention(
     if not rows:
         return torch.empty_like(q)
     wide, block = accumulation_dtype(q.dtype), len(q) // rows
-    at = ring.positions[slots].long() - 1  # [R, W]
+    at = ring.positions[slots] - 1  # [R, W]
     place = starts[:, None] + torch.arange(block, device=q.device)  # [R, B]
     kept = (at >= 0) & (at < starts[:, None])
     seen = kept[:, None] & (at[:, None] > place[..., None] - window)  # [R, B, W]

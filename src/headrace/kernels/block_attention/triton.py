@@ -63,7 +63,7 @@ def _parts(
     steps = tl.cdiv(tl.cdiv(size, STEP), PARTS)
     for step in range(part * steps, part * steps + steps):
         place = step * STEP + tl.arange(0, STEP)
-        position = tl.load(positions + slot * size + place, mask=place < size, other=0) - 1
+        position = tl.load(positions + slot * size + place, mask=place < size, other=0).to(tl.int32) - 1
         kept = (position >= 0) & (position < start) & (position > start - window)
         at = (((slot * size + place) * KV + head) * D)[:, None] + dims[None, :]
         key = tl.load(keys + at, mask=kept[:, None] & inside[None, :], other=0.0)
@@ -163,10 +163,11 @@ def _variants(dtype: str, kv: int, group: int, dim: int, block: int, parts: int)
     sizes = _sizes(kv * group, kv, dim, block)
     floats = dict.fromkeys(("sums", "peaks", "totals"), "*fp32")
     name = f"{dtype}-{kv * group}-{kv}-{dim}-{block}-{parts}"
+    tensors = dict.fromkeys(("q", "k", "v", "keys", "values", "out"), f"*{dtype}") | floats
     attend = Variant(
         name, _parts,
-        dict.fromkeys(("q", "k", "v", "keys", "values", "out"), f"*{dtype}") | floats | {"positions": "*i32"}
-        | dict.fromkeys(("slots", "starts"), "*i64") | dict.fromkeys(("size", "window", "block"), "i32") | {"scale": "fp32"},
+        tensors | dict.fromkeys(("positions", "slots", "starts"), "*i64")
+        | dict.fromkeys(("size", "window", "block"), "i32") | {"scale": "fp32"},
         {**sizes, "BLOCK_B": max(16, triton.next_power_of_2(block)), "STEP": _step(sizes), "PARTS": parts},
         num_warps=_warps(sizes), early=True,
     )
