@@ -103,7 +103,9 @@ def test_drafters_have_their_lines() -> None:
                         for method in ("off", "mtp", "dflash"))
     drafts = [(a["draft_bytes_per_token"], a["draft_bytes_per_sequence"]) for a in (off, mtp, dflash)]
     assert drafts == [(0, 0), (4096, 0), (0, 41_943_040)]
-    assert line(mtp, "kv pages 1") == 4 * 8192 * 4096
+    assert line(mtp, "kv pages 0") - line(off, "kv pages 0") == 4 * 8192 * 4096
+    assert line(mtp, "state slots") - line(off, "state slots") == 4 * 5120 * 2
+    assert line(mtp, "wide weights mtp") == 2 * (5 * 5120 + 2 * 256)
     assert line(dflash, "weights dflash") == 2 * 1_924_404_480
     assert line(dflash, "kv pages 1") > 4 * 41_943_040
     assert dflash["checkpoint_bytes"] == 78_446_592 + 41_943_040

@@ -21,7 +21,7 @@ CONFIG = dflash_config(VOCABULARY)
 
 def test_a_directory_is_read(tmp_path: Path) -> None:
     tensors = dflash_tensors(CONFIG)
-    found = drafter_memory(MODEL, "dflash", None, write_dflash(tmp_path / "drafter", CONFIG, tensors))
+    found = drafter_memory(MODEL, "dflash", None, write_dflash(tmp_path / "drafter", CONFIG, tensors), DTYPES)
     assert found.line is not None and found.line.bytes == sum(tensor.nbytes for tensor in tensors.values())
     assert (found.drafts, found.taps) == (3, 2)
     assert found.bytes_per_sequence(DTYPES) == 2 * 24 * 2 * 2 * 8 * 2 and found.bytes_per_token(DTYPES) == 0
@@ -30,7 +30,7 @@ def test_a_directory_is_read(tmp_path: Path) -> None:
 
 def test_a_drafter_of_full_context_costs_by_the_token(tmp_path: Path) -> None:
     config = dflash_config(VOCABULARY, layer_types=["full_attention"] * 2)
-    found = drafter_memory(MODEL, "dflash", 3, write_dflash(tmp_path / "drafter", config, dflash_tensors(config)))
+    found = drafter_memory(MODEL, "dflash", 3, write_dflash(tmp_path / "drafter", config, dflash_tensors(config)), DTYPES)
     assert found.drafts == 3
     assert (found.bytes_per_token(DTYPES), found.bytes_per_sequence(DTYPES)) == (2 * 2 * 2 * 8 * 2, 0)
 
@@ -38,9 +38,9 @@ def test_a_drafter_of_full_context_costs_by_the_token(tmp_path: Path) -> None:
 def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     folder = write_dflash(tmp_path / "drafter", CONFIG, dflash_tensors(CONFIG))
     with pytest.raises(ConfigError, match="draft_tokens 4: the drafter proposes 3 at most, a block of 4 but one"):
-        drafter_memory(MODEL, "dflash", 4, folder)
+        drafter_memory(MODEL, "dflash", 4, folder, DTYPES)
     with pytest.raises(ConfigError, match="needs --drafter DIR: the published drafter is for Qwen3.8-27B"):
-        drafter_memory(MODEL, "dflash", None, None)
+        drafter_memory(MODEL, "dflash", None, None, DTYPES)
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="drafter/model.safetensors is missing"):
-        drafter_memory(MODEL, "dflash", None, folder)
+        drafter_memory(MODEL, "dflash", None, folder, DTYPES)

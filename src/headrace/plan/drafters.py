@@ -1,25 +1,28 @@
 """What speculation takes: a drafter's weights, its cache groups, and the hidden states that wait for it.
 
-lookup has neither weights nor a cache. mtp is the checkpoint's own head, a layer of full attention whose keys and values are
-pages like any layer's. dflash is a drafter of its own, whose layers see a window: that of --drafter DIR, or the published one
+lookup has neither weights nor a cache. mtp is the checkpoint's own head, a layer of full attention whose keys and values lie in
+the pages of the target's, and whose state has what the target made of the last token. dflash is a
+drafter of its own, whose layers see a window: that of --drafter DIR, or the published one
 of Qwen3.8-27B (DFlash2: 1,924,404,480 parameters, 5 layers of 8 heads of 128 that see 2,048 tokens, 5 tapped layers, 7 drafts).
-Every sequence keeps a ring of the tapped hidden states of the last RING_TOKENS tokens, and those of its last token.
+Every sequence keeps a ring of the tapped hidden states of the last RING_TOKENS tokens, and those of its last token, for dflash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from headrace.cache.layout import CacheGroup
 from headrace.errors import ConfigError
-from headrace.models.spec import AttentionSpec
+from headrace.models.spec import DrafterCache
+from headrace.plan.budget import weight_bytes, widening_bytes
 from headrace.plan.checkpoint import Model
 from headrace.plan.dflash import DFlashSpec, open_dflash, parameters, published_dflash
 from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
+from headrace.plan.mtp import mtp_cache, mtp_head
 
 Method = Literal["off", "lookup", "mtp", "dflash"]
 RING_TOKENS = 64
@@ -29,8 +32,8 @@ _MTP_DRAFTS = 4
 
 @dataclass(frozen=True, slots=True)
 class DrafterMemory:
-    """drafts: the most of a row. line: the weights, None without any. group: None without a cache. taps: hidden states kept
-    of a token.
+    """drafts: the most of a row. line: the weights, None without any; wide: what norms of them take more. cache: what lies in
+    the model's pages and states. group: of pages of its own, None without any. taps: hidden states kept of a token.
     """
 
     method: Method
@@ -38,6 +41,12 @@ class DrafterMemory:
     line: BudgetLine | None = None
     group: CacheGroup | None = None
     taps: int = 0
+    wide: BudgetLine | None = None
+    cache: DrafterCache = field(default_factory=DrafterCache)
+
+    @property
+    def lines(self) -> tuple[BudgetLine, ...]:
+        return tuple(line for line in (self.line, self.wide) if line is not None)
 
     def slot_bytes(self, hidden: int, dtypes: Dtypes) -> int:
         """Of one sequence's hidden states: the ring's and the last token's."""
@@ -45,6 +54,10 @@ class DrafterMemory:
 
     def bytes_per_token(self, dtypes: Dtypes) -> int:
         """Keys and values of every token of the context."""
+        layers = sum(token_bytes(_group(None, 1, mixer.kv_heads, mixer.head_dim), dtypes.kv) for mixer in self.cache.attention)
+        return layers + self._own_bytes_per_token(dtypes)
+
+    def _own_bytes_per_token(self, dtypes: Dtypes) -> int:
         return token_bytes(self.group, dtypes.kv) if self.group and self.group.window is None else 0
 
     def bytes_per_sequence(self, dtypes: Dtypes) -> int:
@@ -55,8 +68,12 @@ class DrafterMemory:
 NO_DRAFTER = DrafterMemory("off", 0)
 
 
-def drafter_memory(model: Model, method: Method, drafts: int | None, folder: Path | None) -> DrafterMemory:
-    """drafts: None takes the drafter's usual number. Raises ConfigError for a drafter that there is not."""
+def drafter_memory(
+    model: Model, method: Method, drafts: int | None, folder: Path | None, dtypes: Dtypes
+) -> DrafterMemory:
+    """drafts: None takes the drafter's usual number. Raises ConfigError for a drafter that there is not, CheckpointError for
+    tensors that are missing or do not fit.
+    """
     if drafts is not None and drafts < 1:
         raise ConfigError(f"draft_tokens must be 1 or more, not {drafts}; --speculate off drafts nothing")
     if folder is not None and method != "dflash":
@@ -64,21 +81,24 @@ def drafter_memory(model: Model, method: Method, drafts: int | None, folder: Pat
     makers: Mapping[Method, Callable[[], DrafterMemory]] = {
         "off": lambda: NO_DRAFTER,
         "lookup": lambda: DrafterMemory("lookup", drafts or _LOOKUP_DRAFTS),
-        "mtp": lambda: _mtp(model, drafts or _MTP_DRAFTS),
+        "mtp": lambda: _mtp(model, drafts or _MTP_DRAFTS, dtypes),
         "dflash": lambda: _dflash(model, folder, drafts) if folder else _published_dflash(model, drafts),
     }
     return makers[method]()
 
 
-def _mtp(model: Model, drafts: int) -> DrafterMemory:
-    names = model.weight_map.kept
-    mixers = [layer.mixer for layer in model.spec.layers if isinstance(layer.mixer, AttentionSpec)]
-    if not names or not mixers:
-        raise ConfigError(f"--speculate mtp: {model.checkpoint.path} has no multi-token head")
-    layers = max(1, model.spec.mtp_layers)
-    stored = sum(model.checkpoint.tensors[name].nbytes for name in names)
-    line = BudgetLine("weights mtp", stored, f"{len(names)} tensors of the multi-token head, as they are stored")
-    return DrafterMemory("mtp", drafts, line, _group(None, layers, mixers[-1].kv_heads, mixers[-1].head_dim), taps=1)
+def _mtp(model: Model, drafts: int, dtypes: Dtypes) -> DrafterMemory:
+    kept = model.weight_map.kept
+    if any(name.endswith("_scale_inv") for name in kept):  # fp8 in blocks, which is planned before it is served
+        stored = sum(model.checkpoint.tensors[name].nbytes for name in kept)
+        line = BudgetLine("weights mtp", stored, f"{len(kept)} tensors of the multi-token head, as they are stored")
+        return DrafterMemory("mtp", drafts, line, cache=mtp_cache(model.spec))
+    weights = mtp_head(model).weight_map
+    wide = widening_bytes(weights, dtypes.compute)
+    why = f"{len(weights.weights)} tensors of the multi-token head, plain ones in {dtypes.compute}"
+    line = BudgetLine("weights mtp", weight_bytes(weights, dtypes.compute) - wide, why)
+    more = BudgetLine("wide weights mtp", wide, "its norms, which are kept in float32") if wide else None
+    return DrafterMemory("mtp", drafts, line, wide=more, cache=mtp_cache(model.spec))
 
 
 def _group(window: int | None, layers: int, kv_heads: int, head_dim: int) -> CacheGroup:

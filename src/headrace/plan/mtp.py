@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace.errors import CheckpointError
 from headrace.models.mapping import TensorMapping, map_attention, map_mlp
-from headrace.models.spec import AttentionSpec, LayerSpec, ModelSpec, WeightMap
+from headrace.models.spec import AttentionSpec, DrafterCache, DrafterState, LayerSpec, ModelSpec, WeightMap
 from headrace.plan.checkpoint import Model, check_weights
 from headrace.quant import FORMATS, LinearFormat, format_for
 
@@ -31,6 +31,13 @@ def mtp_layer(spec: ModelSpec) -> LayerSpec:
     if not layers:
         raise CheckpointError("a multi-token head needs a layer of full attention in the model")
     return layers[-1]
+
+
+def mtp_cache(spec: ModelSpec) -> DrafterCache:
+    """Keys and values of the head's layer, and what the target's last norm made of a sequence's last token."""
+    mixer = mtp_layer(spec).mixer
+    assert isinstance(mixer, AttentionSpec)
+    return DrafterCache((mixer,), (DrafterState((spec.hidden,)),))
 
 
 def mtp_weights(spec: ModelSpec, names: Collection[str] | None) -> WeightMap:

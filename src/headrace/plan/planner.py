@@ -86,9 +86,10 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     if settings.kv_scales == "one" and not has_scales(dtypes.kv):
         raise ConfigError("--kv-scales one is for --kv-dtype fp8 and int8")
     method = cast(Method, "off" if settings.speculate == "auto" else settings.speculate)
-    drafter = drafter_memory(model, method, settings.draft_tokens, Path(settings.drafter) if settings.drafter else None)
+    drafter = drafter_memory(model, method, settings.draft_tokens, Path(settings.drafter) if settings.drafter else None, dtypes)
+    spec = replace(model.spec, drafter=drafter.cache)
     stages = split(
-        model.spec, model.weight_map, devices, dtypes, _vision(model, settings), _extras(model, settings, dtypes, drafter)
+        spec, model.weight_map, devices, dtypes, _vision(model, settings), _extras(model, settings, dtypes, drafter)
     )
     stages = tuple(replace(stage, extras=_with_staging(stage.extras, stage.spec, request, dtypes)) for stage in stages)
     engine = request.engine
@@ -123,7 +124,7 @@ def _extras(model: Model, settings: PlanConfig, dtypes: Dtypes, drafter: Drafter
     hidden = drafter.slot_bytes(model.spec.hidden, dtypes)
     why = f"{drafter.taps} hidden states of each token that the drafter has not seen yet, and of the last one"
     return Extras(
-        lines=(drafter.line,) if drafter.line else (),
+        lines=drafter.lines,
         slot_bytes=hidden,
         slot_why=why,
         groups=(drafter.group,) if drafter.group else (),

@@ -43,7 +43,8 @@ def split(
         head, tail = index == 0, index == len(cards) - 1
         extras = last if tail else Extras(cached=last.cached, one_scale=last.one_scale)
         extras = replace(extras, lines=(*(first if head else ()), *extras.lines))
-        part = replace(spec, layers=spec.layers[begin:end], vocab_size=spec.vocab_size if tail else 0)
+        drafter = spec.drafter if tail else None
+        part = replace(spec, layers=spec.layers[begin:end], vocab_size=spec.vocab_size if tail else 0, drafter=drafter)
         mine = tuple(w for w in weights.weights if _stage_of(w, spec, cuts, tail=tail) == index)
         stages.append(Stage(card, part, replace(weights, weights=mine), extras))
     return tuple(stages)
