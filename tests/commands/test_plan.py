@@ -210,6 +210,26 @@ def test_a_desktop_takes_what_it_is_said_to() -> None:
     assert pages in (1_000_000_000 // (16 * 65_536), 1_000_000_000 // (16 * 65_536) + 1)
 
 
+def test_host_memory_is_said_to_hold_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of it states, the rest pages. How much the machine of a named card has is not known."""
+    asked = 4_000_000_000
+    states = asked // 4 // 78_446_592
+    tokens = (asked - states * 78_446_592) // (16 * 65_536) * 16
+    monkeypatch.setattr("headrace.plan.report.ram_bytes", lambda: asked)
+    for cards in ("rtx3090", "rtx3090,rtx3090"):
+        settings = f"qwen3.8-27b:w4a16 --gpu {cards} --ram-cache-bytes"
+        (note,) = (note for note in plan(f"{settings} {asked}")["notes"] if note.startswith("ram-cache-bytes"))
+        assert note.startswith(f"ram-cache-bytes: {asked:,} bytes, none of the card's; ")
+        assert note.endswith(f"; in host memory {tokens} tokens and {states} states")
+    for more, words in (("1", "1 bytes are too few"), (f"{asked} --prefix-cache off", "not used, since nothing is kept"),
+                        (f"{asked + 1}", f"more than the {asked:,} that this machine has")):
+        assert any(words in note for note in plan(f"{settings} {more}")["notes"])
+    monkeypatch.setattr("headrace.plan.planner.ram_bytes", lambda: asked)
+    with pytest.raises(ConfigError, match="ram_cache_bytes: 4,000,000,001 bytes are more than the 4,000,000,000"):
+        plan(f"qwen3.8-27b:w4a16 --ram-cache-bytes {asked + 1}")
+    assert "total_bytes" in plan(f"qwen3.8-27b:w4a16 --ram-cache-bytes {asked}")
+
+
 def test_memory_may_be_given_without_a_card() -> None:
     answer = plan("qwen3.8-27b:w4a16 --vram-bytes 24000000000 --context 8192 --users 1")
     assert answer["fits"] and answer["vram_bytes"] == 24_000_000_000 and answer["predicted"] is None

@@ -24,6 +24,7 @@ from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
+from headrace.plan.host_memory import check_host_memory
 from headrace.plan.prefix_cache import prefix_settings
 from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
 from headrace.scheduler.drafter import Drafter
@@ -65,7 +66,7 @@ def build_engine(
     CheckpointError when weights cannot be read.
     """
     start = Start()
-    _check_host_memory(config.ram_cache_bytes)
+    check_host_memory(config, ram_bytes())
     hardware = detect(config.device)
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
@@ -84,12 +85,6 @@ def build_engine(
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
     info = _describe(model, config, budget, dtypes, hardware, start)
     return BuiltEngine(core, info, runner, start.memory(budget))
-
-
-def _check_host_memory(ram_cache_bytes: int) -> None:
-    there = ram_bytes()
-    if ram_cache_bytes > there:
-        raise ConfigError(f"ram_cache_bytes: {ram_cache_bytes:,} bytes are more than the {there:,} that this machine has")
 
 
 def _build_core(

@@ -9,7 +9,7 @@ from typing import cast
 
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
-from headrace.hardware import Hardware, driver_and_gpus
+from headrace.hardware import Hardware, driver_and_gpus, ram_bytes
 from headrace.models.spec import ModelSpec
 from headrace.plan.budget import DEFAULT_GPU_FRACTION, check_settings, state_bytes_per_sequence
 from headrace.plan.cards import Card, card, card_of_driver
@@ -18,6 +18,7 @@ from headrace.plan.drafters import DrafterMemory, Method, drafter_memory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Case
+from headrace.plan.host_memory import check_host_memory
 from headrace.plan.stages import split
 
 STAGED_SLOTS = 2
@@ -81,6 +82,8 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
         if getattr(settings, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, not {getattr(settings, name)}")
     check_settings(model.spec, request.engine)
+    if settings.gpu is None and settings.vram_bytes is None:
+        check_host_memory(request.engine, ram_bytes())
     devices = [_hardware(each, settings) for each in cards]
     dtypes = resolve_dtypes(request.engine, devices[0], model.checkpoint.dtype)
     if settings.kv_scales == "one" and not has_scales(dtypes.kv):

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cache.layout import cache_groups
+from headrace.hardware import ram_bytes
 from headrace.plan.dtypes import token_bytes
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Outcome, limit_bytes, longest_context, most_users, outcome
+from headrace.plan.host_memory import host_note
 from headrace.plan.planner import Plan, reserve_why
 from headrace.plan.predict import Predicted, predict
 from headrace.plan.suggest import Remake, Suggestion, suggestions
@@ -126,7 +128,8 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     if settings.speculate not in ("auto", "off"):
         yield f"speculate: {plan.drafter.method}, up to {plan.drafter.drafts} drafts; `serve` has no such flag yet"
     if plan.request.engine.ram_cache_bytes:
-        yield f"ram-cache-bytes: {plan.request.engine.ram_cache_bytes:,} bytes of host memory, none of the card's"
+        layouts = [budget.layout for budget in found.budgets]
+        yield host_note(layouts, plan.request.engine, plan.dtypes, plan.state_bytes, ram_bytes())
     if settings.ssd_cache:
         yield f"ssd-cache: up to {settings.ssd_cache_bytes:,} bytes in {settings.ssd_cache}; `serve` has no such flag yet"
     if settings.kv_scales == "one":
