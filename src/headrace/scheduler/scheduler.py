@@ -94,18 +94,10 @@ class Scheduler:
             self._waiting.remove(sequence)
             self._finish(sequence, "cancelled")
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
-
     def drain_events(self) -> list[TokenEvent]:
         """Events that no commit will return, such as cancellations."""
         events, self._events = self._events, []
         return events
-
-    def unfinished(self) -> list[str]:
-        """Ids of all requests that have not ended."""
-        return list(self._by_request)
 
     def stats(self) -> EngineStats:
         slots, prefixes = self._slots, self._prefixes
