@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.drafter_formulas import dflash_block, selector_walk
 from tests.support.packing import CPU, fill_decoder
-from tests.support.tiny import checkpoint_tensors, random_model, tiny_config
-from tests.support.tiny_dflash import dflash_config, dflash_tensors
+from tests.support.tiny import checkpoint_tensors, make_tiny_checkpoint, random_model, tiny_config
+from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.layers.batch import Batch, Pools
-from headrace.models import qwen3_5
+from headrace.loader import load_weights
+from headrace.models import qwen3, qwen3_5
 from headrace.models.decoder import Decoder
-from headrace.plan.dflash import PUBLISHED, DFlashSpec, dflash_spec, dflash_weights
+from headrace.plan.checkpoint import identify, open_checkpoint
+from headrace.plan.dflash import PUBLISHED, DFlashSpec, dflash_cache, dflash_spec, dflash_weights, drafter_model, open_dflash
 from headrace.plan.dtypes import Dtypes
 from headrace.speculate.dflash import DFlashDrafter
 from headrace.speculate.dflash_model import DFlashModel, build_dflash
@@ -40,8 +43,8 @@ def greedy(scores: Tensor, place: int, candidates: Tensor | None = None) -> Tens
     return best if candidates is None else candidates.gather(1, best[:, None])[:, 0]
 
 
-def filled(spec: DFlashSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> DFlashModel:
-    model = build_dflash(spec, dtype=dtype, device=CPU)
+def filled(spec: DFlashSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device = CPU) -> DFlashModel:
+    model = build_dflash(spec, dtype=dtype, device=device)
     parameters, given = dict(model.named_parameters()), 0
     for weight in dflash_weights(spec, tensors.keys()).weights:
         parameters[weight.target].data[weight.offset : weight.offset + weight.shape[0]] = tensors[weight.source]
@@ -51,11 +54,11 @@ def filled(spec: DFlashSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype) 
     return model
 
 
-def target(seed: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Decoder, dict[str, Tensor]]:
+def target(dtype: torch.dtype, device: torch.device) -> tuple[Decoder, dict[str, Tensor]]:
     fields = {**tiny_config("qwen3_5_text"), "vocab_size": VOCABULARY}
-    tensors = checkpoint_tensors(random_model("qwen3_5_text", fields, seed))
+    tensors = checkpoint_tensors(random_model("qwen3_5_text", fields, 1))
     spec = qwen3_5.spec({**fields, "model_type": "qwen3_5_text"})
-    return fill_decoder(spec, qwen3_5.weights(spec, tensors.keys()), tensors, dtype), tensors
+    return fill_decoder(spec, qwen3_5.weights(spec, tensors.keys()), tensors, dtype, device), tensors
 
 
 @dataclass
@@ -65,22 +68,26 @@ class Bench:
     name: str
     context: int = 200
     dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
     taken: dict[int, list[Tensor]] = field(default_factory=dict)  # by slot, what each token of it had
 
     def __post_init__(self) -> None:
         self.config = CONFIGS[self.name]
         self.spec, self.tensors = dflash_spec(self.config), dflash_tensors(self.config, 3)
-        self.decoder, self.target = target(dtype=self.dtype)
+        self.decoder, self.target = target(self.dtype, self.device)
         layout = CacheLayout(cache_groups(self.decoder.spec), 16, (9,), SLOTS, True, self.spec.block - 1, CHECKPOINTS)
-        size, heads = self.spec.attention.window or self.context, self.spec.attention
-        shape = (layout.pool_states, size, heads.kv_heads, heads.head_dim)
-        rings = [torch.full(shape, float("nan"), dtype=self.dtype) for _ in range(2 * len(self.spec.layers))]
-        self.windows = (torch.zeros(shape[:2], dtype=torch.int64), *rings)
+        types = {"compute": self.dtype, "kv": torch.float16, "int64": torch.int64}
+        self.windows = tuple(
+            torch.zeros(layout.pool_states, *state.shape, dtype=types[state.type], device=self.device)
+            for state in dflash_cache(self.spec, self.context).states
+        )
+        for ring in self.windows[1:]:
+            ring.fill_(float("nan"))
         surroundings = Surroundings(
             self.decoder, Pools((), (), (), (), (), windows=self.windows), layout,
             Dtypes(str(self.dtype).removeprefix("torch."), "float32", "float32", ()), 0, (), self.context, SLOTS,  # type: ignore[arg-type]
         )
-        model = filled(self.spec, self.tensors, self.dtype)
+        model = filled(self.spec, self.tensors, self.dtype, self.device)
         self.drafter = DFlashDrafter(self.spec, model, surroundings, self.spec.block - 1)
         self.rng = torch.Generator().manual_seed(5)
 
@@ -97,14 +104,14 @@ class Bench:
         starts = torch.tensor([len(self.taken[slot]) for slot, _, _ in rows])
         offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
         within = torch.arange(tokens) - offsets[:-1].repeat_interleave(counts)
+        slots, kept = (torch.tensor(part, device=self.device) for part in list(zip(*rows, strict=True))[::2])
+        positions, ends, nothing = starts.repeat_interleave(counts) + within, (starts + counts).int(), torch.zeros(0)
         batch = Batch(
-            torch.zeros(tokens, dtype=torch.int64), starts.repeat_interleave(counts) + within, offsets.int(),
-            torch.tensor([slot for slot, _, _ in rows]), (starts + counts).int(), (), (),
-            tuple(max(count, at_least) for _, count, _ in rows),
+            torch.zeros(tokens, dtype=torch.int64), positions.to(self.device), offsets.int().to(self.device), slots, ends,
+            (), (), tuple(max(count, at_least) for _, count, _ in rows),
         )
-        kept = torch.tensor([kept for _, _, kept in rows])
-        nothing = torch.zeros(0)
-        self.drafter.observe(Seen(batch, tuple(taps), nothing, starts, kept, nothing, nothing))
+        seen = tuple(tap.to(self.device) for tap in taps)
+        self.drafter.observe(Seen(batch, seen, nothing, starts.to(self.device), kept, nothing, nothing))
         for (slot, _, keeps), begin in zip(rows, offsets.tolist(), strict=False):
             self.taken[slot] += list(torch.cat(taps, 1)[begin : begin + keeps])
 
@@ -151,6 +158,21 @@ def test_the_published_drafter_takes_no_memory_to_declare() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_924_404_480
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_is_loaded_from_its_directory(name: str, tmp_path: Path) -> None:
+    tensors = dflash_tensors(CONFIGS[name], 3)
+    fields = {**tiny_config("qwen3"), "vocab_size": VOCABULARY, "model_type": "qwen3"}
+    (tmp_path / "target").mkdir()
+    model = identify(open_checkpoint(make_tiny_checkpoint(tmp_path / "target", "qwen3", config={"vocab_size": 320})))
+    model = replace(model, spec=qwen3.spec(fields))
+    files = open_dflash(write_dflash(tmp_path / "drafter", CONFIGS[name], tensors), model.spec)
+    loaded = build_dflash(files.spec, dtype=torch.float32, device=CPU, formats=files.formats)
+    load_weights(drafter_model(model, files), loaded)
+    expected = dict(filled(files.spec, tensors, torch.float32).named_parameters())
+    for path, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, expected[path]), path
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_formula(name: str) -> None:
@@ -190,3 +212,44 @@ def test_rows_do_not_know_each_other(name: str) -> None:
         for row, (slot, anchor) in enumerate(zip(slots, anchors, strict=True)):
             assert found[row].tolist() == bench.expected(slot, anchor)
         assert torch.equal(bench.propose([*slots, SLOTS, SLOTS], [*anchors, 0, 0])[: len(slots)], found[: len(slots)])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_checkpoint_takes_what_waits(name: str) -> None:
+    """A slot's windows, once it is settled, are all that its sequence had: a slot that has them proposes the same."""
+    bench = Bench(name)
+    bench.admit(0)
+    bench.admit(3)
+    bench.observe([(0, 33, 33)])
+    for kept in (1, 4, 2):
+        bench.observe([(0, 4, kept)])
+    bench.drafter.settle([0])
+    for window in bench.windows:
+        window[SLOTS + 1] = window[0]  # a checkpoint
+    bench.observe([(0, 4, 3)])
+    bench.taken[3] = bench.taken[0][:-3]
+    for window in bench.windows:
+        window[3] = window[SLOTS + 1]
+    assert bench.propose([3], [7])[0].tolist() == bench.expected(3, 7)
+    assert bench.propose([0], [7])[0].tolist() == bench.expected(0, 7)
+
+
+@torch.inference_mode()
+def test_many_skipped_tokens_come_in_by_and_by() -> None:
+    """64 wait; a proposal for 64 rows takes in some of each, the newest first; older ones are masked, and never read."""
+    bench, rows = Bench("large-block", context=400), 64
+    bench.admit(1)
+    bench.observe([(1, 20, 20)])
+    for _ in range(30):
+        bench.observe([(1, 3, 3)])
+    waiting = bench.drafter._waiting.positions[1]
+    assert sorted(waiting.tolist()) == list(range(46, 110))
+    crowd = [1] + [SLOTS] * (rows - 1)
+    seen_before = set()
+    for taken in range(1, 4):
+        bench.propose(crowd, [7] * rows)
+        there = {p - 1 for p in bench.windows[0][1].tolist() if p}
+        assert there >= set(range(110 - min(8 * taken, 24), 110)) and there >= seen_before - set(range(110 - 24))
+        seen_before = there
+    assert bench.propose([1], [7])[0].tolist() == bench.expected(1, 7)  # a window of 24 is whole

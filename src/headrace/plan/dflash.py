@@ -8,7 +8,7 @@ DFlash has neither convolutions nor a selector. Its norms multiply by their weig
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from headrace.models.spec import (
     ModelSpec,
     WeightMap,
 )
-from headrace.plan.checkpoint import check_weights
+from headrace.plan.checkpoint import Model, check_weights
 from headrace.plan.contents import Checkpoint
 from headrace.plan.hf_directory import open_directory
 from headrace.quant import FORMATS, LinearFormat, format_for
@@ -86,8 +86,8 @@ class DFlashSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class DFlashModel:
-    """A drafter on disk. formats: how linear layers keep their weights, by path."""
+class DFlashFiles:
+    """A drafter on disk. formats: how linear layers keep their weights, by path in `speculate.dflash_model.DFlashModel`."""
 
     checkpoint: Checkpoint
     spec: DFlashSpec
@@ -95,7 +95,7 @@ class DFlashModel:
     formats: Mapping[str, LinearFormat] = field(default_factory=dict)
 
 
-def open_dflash(folder: Path, target: ModelSpec) -> DFlashModel:
+def open_dflash(folder: Path, target: ModelSpec) -> DFlashFiles:
     """The drafter in a directory, for a target. Raises CheckpointError naming what is missing or does not fit."""
     checkpoint = open_directory(folder, tokenizer=False)
     try:
@@ -107,7 +107,12 @@ def open_dflash(folder: Path, target: ModelSpec) -> DFlashModel:
     except CheckpointError as error:
         raise CheckpointError(f"drafter {folder}: {error}") from None
     check_weights(checkpoint, weight_map)
-    return DFlashModel(checkpoint, spec, weight_map, formats)
+    return DFlashFiles(checkpoint, spec, weight_map, formats)
+
+
+def drafter_model(target: Model, files: DFlashFiles) -> Model:
+    """What is to be loaded into the drafter's modules."""
+    return replace(target, checkpoint=files.checkpoint, weight_map=files.weight_map, formats=files.formats)
 
 
 def published_dflash() -> tuple[DFlashSpec, WeightMap]:
