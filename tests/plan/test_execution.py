@@ -13,8 +13,9 @@ from headrace.plan import execution
 from headrace.plan.budget import Budget, make_budget, state_bytes_per_sequence
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import chunk_tokens, resolve_execution
-from headrace.plan.graph_rows import graph_bytes, row_buckets
+from headrace.plan.graph_rows import graph_bytes, prompt_shapes, row_buckets
 from headrace.plan.shapes import declared_model
+from headrace.plan.workspace import ASSUMED_PROCESSORS, Sizes, layers_bytes
 
 GIB = 2**30
 CPU = Hardware("cpu", "CPU", 8 * GIB, 6 * GIB)
@@ -74,7 +75,12 @@ def budget(graphs: str) -> Budget:
 def test_a_budget_with_graphs_has_their_lines_and_stays_within_its_limit() -> None:
     without, within = budget("off"), budget("on")
     lines = {line.name: line.bytes for line in within.lines}
-    assert lines["graphs"] == graph_bytes(MODEL.spec, BF16, 8, low_bit=True) + SUMS_BYTES
+    shapes = prompt_shapes(8, 1024)
+    sizes = Sizes(1032, 8, 0, 2, GPU.processors or ASSUMED_PROCESSORS, GPU.capability, True).captured(shapes[-1])
+    captured = graph_bytes(
+        MODEL.spec, BF16, 8, low_bit=True, prompts=len(shapes), prompt_bytes=layers_bytes(MODEL.spec, sizes)
+    )
+    assert lines["graphs"] == captured + SUMS_BYTES
     assert lines["padding"] == state_bytes_per_sequence(MODEL.spec, BF16) + 16 * 65_536
     assert not {"graphs", "padding"} & {line.name for line in without.lines}
     limit = int(24 * GIB * 0.9) - GIB
@@ -87,6 +93,8 @@ def test_graphs_take_more_the_more_rows_they_have() -> None:
     sizes = [graph_bytes(MODEL.spec, BF16, rows) for rows in (1, 8, 64, 256)]
     assert sizes == sorted(sizes) and len(set(sizes)) == 4
     logits = MODEL.spec.vocab_size * 2
+    with_prompts = graph_bytes(MODEL.spec, BF16, 64, prompts=14, prompt_bytes=10**8)
+    assert with_prompts - sizes[2] > 14 * 64 * 2000 and with_prompts < sizes[2] + 10**8 + 14 * 64 * 60_000
     assert all(graph_bytes(MODEL.spec, BF16, rows) > rows * logits for rows in (1, 64, 256))
     assert all(later > earlier for earlier, later in zip(row_buckets(500), row_buckets(500)[1:], strict=False))
 

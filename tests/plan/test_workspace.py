@@ -55,9 +55,11 @@ def test_many_short_prompts_take_more_than_a_long_one() -> None:
 )
 def test_packed_weights_are_decoded_but_on_hopper(capability: int, low_bit: bool, more: int) -> None:
     """Where few tokens' activations leave no room for them."""
-    few = replace(LONE, tokens=1, capability=90)
+    few = replace(LONE, tokens=workspace.FUSED_TOKENS + 1, capability=90)
     found = layers_bytes(MODEL, replace(few, capability=capability, low_bit=low_bit))
-    assert abs(found - layers_bytes(MODEL, few) - more) < 2**22
+    assert abs(found - layers_bytes(MODEL, few) - more) < 3 * 2**23
+    fused = replace(few, tokens=workspace.FUSED_TOKENS)
+    assert layers_bytes(MODEL, replace(fused, capability=capability, low_bit=low_bit)) < layers_bytes(MODEL, fused) + 2**23
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,7 @@ def test_kernels_keep_no_sums_of_weights_that_are_not_packed() -> None:
 
 def test_constants_are_those_of_the_kernels() -> None:
     assert workspace.DECODED_BYTES == low_bit_cuda.WORKSPACE_BYTES
+    assert workspace.FUSED_TOKENS == low_bit_cuda.MOST_FUSED_ROWS
     assert workspace.SPLIT_TOKENS == SPLIT_TOKENS
     for dtype, size in ((torch.float16, workspace.PIECE_TOKENS), (torch.float32, workspace.WIDE_PIECE_TOKENS)):
         assert choose_tiles(128, 128, dtype).size == size

@@ -16,6 +16,7 @@ from headrace.models.decoder import build_decoder
 from headrace.plan.dtypes import Dtypes
 from headrace.random_weights import make_weights
 from headrace.runner import draft_graphs
+from headrace.runner.prompt_batch import singles_first
 from headrace.runner.runner import Runner
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import PageUpdate, Request, Row, SamplingParams
@@ -72,9 +73,80 @@ def run_step(runner: Any, rows: tuple[Row, ...], count: int, *, replay: bool) ->
     graph._write(rows)
     graph._upload.send()
     if replay:
-        graph._step.replay()
-    logits = graph._logits if replay else graph._compute()
+        graph.graph.step.replay()
+    logits = graph.graph.logits if replay else graph._compute()
     found = logits[:count].clone(), [pool.clone() for pool in own_pools(runner)]
+    for pool, was in zip(own_pools(runner), before, strict=True):
+        pool.copy_(was)
+    return found
+
+
+# Tokens of each row, 0 for one that the device has drawn, where the row starts, and whether it draws.
+MIXED: list[list[tuple[int, int, bool]]] = [
+    [(65, 0, True)], [(7, 15, True)], [(0, 40, True), (100, 0, False), (0, 300, True)], [(1, 47, True)],
+    [(3, 0, True), (0, 9, True), (17, 130, True), (0, 255, True), (2, 31, False)], [(120, 391, True), (0, 511, True)],
+    [*((0, 30 * n, True) for n in range(9)), (40, 16, True)], [(33, 77, False)],
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_replay_with_prompts_has_the_bits_of_the_same_step_and_agrees_with_the_eager_one(dtype: str) -> None:
+    runner: Any = make_runner(dtype, padding=True)
+    runner.fill_cache(seed=1)
+    runner._sampler.next_tokens.copy_(torch.arange(SLOTS + 1) * 7)
+    generator = torch.Generator().manual_seed(2)
+    for mixed in MIXED:
+        rows = singles_first(given_rows(mixed, generator))
+        graph = runner._prompts.graph_for(rows)
+        ends = [n for n, row in enumerate(rows) if row.samples]
+        direct, after_direct = run_prompts(runner, graph, rows, replay=False)
+        replayed, after_replay = run_prompts(runner, graph, rows, replay=True)
+        assert torch.isfinite(direct).all() and len(direct) >= len(ends)
+        assert torch.equal(replayed, direct)
+        assert all(torch.equal(a, b) for a, b in zip(after_replay, after_direct, strict=True))
+        eager, after_eager = run_eagerly(runner, rows)
+        for found, expected in ((replayed[: len(ends)], eager), *zip(after_replay, after_eager, strict=True)):
+            if len(expected):
+                rms = float(expected.double().square().mean().sqrt())
+                error = float((found.double() - expected.double()).abs().max())
+                assert error <= 3e-2 * max(rms, 0.1 * float(expected.abs().max()))
+
+
+def given_rows(mixed: list[tuple[int, int, bool]], generator: torch.Generator) -> tuple[Row, ...]:
+    width = CONTEXT // PAGE_TOKENS
+    rows = []
+    for n, (count, start, samples) in enumerate(mixed):
+        slot, tokens = (5 * n + 3) % SLOTS, tuple(torch.randint(0, 1000, (count,), generator=generator).tolist())
+        pages = tuple(range(slot * width, slot * width + -(-(start + max(count, 1)) // PAGE_TOKENS)))
+        rows.append(Row(n, slot, start, tokens, (), (PageUpdate(0, 0, pages),), samples))
+    return tuple(rows)
+
+
+@torch.inference_mode()
+def run_prompts(runner: Any, graph: Any, rows: tuple[Row, ...], *, replay: bool) -> tuple[Tensor, list[Tensor]]:
+    """Logits of the rows that sample, and what sequences own of the pools afterwards; the pools are put back."""
+    before = [pool.clone() for pool in own_pools(runner)]
+    inputs, at = graph.write(rows), runner._packer.upload.tensor
+    runner._tables.apply(at(inputs.updated), at(inputs.pages))
+    if replay:
+        graph.graph.step.replay()
+    logits = graph.graph.logits if replay else graph.compute()
+    found = logits.clone(), [pool.clone() for pool in own_pools(runner)]
+    for pool, was in zip(own_pools(runner), before, strict=True):
+        pool.copy_(was)
+    return found
+
+
+@torch.inference_mode()
+def run_eagerly(runner: Any, rows: tuple[Row, ...]) -> tuple[Tensor, list[Tensor]]:
+    before = [pool.clone() for pool in own_pools(runner)]
+    batch, sampled = runner._packer.pack(rows, runner._sampler.next_tokens)
+    ends = batch.slots[:0]
+    if sampled is not None:
+        ends = torch.arange(len(batch.tokens), device="cuda") if sampled.last is None else sampled.last
+    hidden = runner._decoder(batch, runner._pools, ends)
+    logits = runner._decoder.scores(hidden) if len(ends) else hidden.new_empty(0, 1000)
+    found = logits.clone(), [pool.clone() for pool in own_pools(runner)]
     for pool, was in zip(own_pools(runner), before, strict=True):
         pool.copy_(was)
     return found
@@ -155,9 +227,26 @@ def kept_of(runner: Any) -> list[Tensor]:
 def test_the_engines_tokens_are_those_without_graphs(depth: int) -> None:
     """float32, where the number of rows that a product has hardly shows; a difference would be a near tie."""
     expected = generate(make_runner("float32", padding=False), 1)
-    found = generate(make_runner("float32", padding=True), depth)
+    runner = make_runner("float32", padding=True)
+    prompts = count_prompts(runner)
+    found = generate(runner, depth)
+    assert len(prompts) > 10
     same = sum(found[name] == tokens for name, tokens in expected.items())
     assert len(expected) == 40 and same >= 39, f"{same} of {len(expected)} are the same"
+
+
+def count_prompts(runner: Any) -> list[int]:
+    """The rows of every step with prompts that a graph runs from now on."""
+    found, counts = runner._prompts.graph_for, []
+
+    def counting(rows: tuple[Row, ...]) -> Any:
+        graph = found(rows)
+        if graph is not None:
+            counts.append(len(rows))
+        return graph
+
+    runner._prompts.graph_for = counting
+    return counts
 
 
 def generate(runner: Runner, depth: int) -> dict[str, list[int]]:

@@ -24,6 +24,9 @@ SPEC = ModelSpec(
 class StubDecoder:
     """Stands for models.decoder.Decoder over the pools of SPEC in float32."""
 
+    def outline(self) -> StubDecoder:
+        return self
+
     def __call__(self, batch: Batch, pools: Pools, wanted: Tensor | None = None) -> Tensor:
         """hidden [T, 2]: state and attention after each token, or after those that are wanted."""
         keys = pools.keys[1]
@@ -54,7 +57,7 @@ class StubDecoder:
             found.append(state)
         behind = torch.stack(found, 1)
         sure = batch.deferred.certain.long() if batch.deferred else counts.long()
-        kept.view(-1)[batch.slots] = behind.gather(1, sure[:, None] - 1)[:, 0]
+        kept.view(-1)[batch.slots] = behind.gather(1, (sure[:, None] - 1).clamp(min=0))[:, 0]
         if ring is not None and half is not None:
             draft = torch.arange(ring.shape[2], device=ring.device)
             ring[batch.slots, 1 - half] = behind.gather(1, (sure[:, None] + draft).clamp(max=behind.shape[1] - 1))

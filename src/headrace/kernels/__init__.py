@@ -12,5 +12,8 @@ from headrace.registry import Registry
 
 KERNELS = Registry(
     "headrace.kernels",
-    skip=("ahead", "card", "cuda_function", "dispatch", "nvrtc", "precision", "rows", "tensor_map", "tile", "variant"),
+    skip=(
+        "ahead", "bounded_rows", "card", "cuda_function", "dispatch", "nvrtc", "precision", "rows", "tensor_map", "tile",
+        "variant",
+    ),
 )

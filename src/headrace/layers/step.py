@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headrace.kernels.angles import angles
+from headrace.kernels.bounded_rows import BoundedRows
 from headrace.kernels.paged_attention import PagedRows, plan_rows
 from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.rows import PackedRows
@@ -38,11 +40,18 @@ def prepare_step(
     """
     pages = {group: keys.shape[1] for group, keys in zip(pools.group_of, pools.keys, strict=True) if keys is not None}
     planned = tuple(
-        plan_rows(table, batch.lengths, batch.row_offsets, batch.host_row_tokens, pages[group], window)
+        plan_rows(
+            table, batch.lengths, batch.row_offsets, batch.host_row_tokens, pages[group], window, longer=batch.longer
+        )
         for group, (table, window) in enumerate(zip(batch.page_tables, windows, strict=False))
     )
-    first = batch.deferred.short_rows if batch.deferred else 0
     return Step(
-        batch, pools, PackedRows(batch.host_row_tokens[first:], hidden.device), planned,
+        batch, pools, _recurrent_rows(batch, hidden.device), planned,
         {spec: angles(batch.positions, f, accumulation_dtype(hidden.dtype)) for spec, f in freqs.items()},
     )
+
+
+def _recurrent_rows(batch: Batch, device: torch.device) -> PackedRows:
+    if batch.longer is not None:
+        return BoundedRows(batch.row_offsets, batch.longer, len(batch.tokens))
+    return PackedRows(batch.host_row_tokens[batch.deferred.short_rows if batch.deferred else 0 :], device)

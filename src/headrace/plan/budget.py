@@ -16,7 +16,7 @@ from headrace.plan.draft_memory import PROGRESS_BYTES, ring_bytes
 from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
 from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.extras import NONE, BudgetLine, Extras
-from headrace.plan.graph_rows import graph_bytes
+from headrace.plan.graph_rows import graph_bytes, prompt_shapes
 from headrace.plan.sampler_memory import sampler_bytes
 from headrace.plan.workspace import (
     ASSUMED_PROCESSORS,
@@ -249,10 +249,15 @@ def _fixed_lines(
         lines.append(BudgetLine("drafts", slots * slot_bytes, why))
     if graphs:
         more = f" and {drafts} drafts each" if drafts else ""
-        why = f"decode steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
+        more += "" if drafts else ", and short prompts"
+        why = f"steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
         parts = seqs * max(2 * layer.mlp.intermediate for layer in spec.layers) * _SUMMED_BYTES if low_bit else 0
         library = not low_bit or any(weight.target == "head.weight" and weight.dtype is None for weight in weights.weights)
-        captured = graph_bytes(spec, dtypes, seqs, drafts, LOGIT_ROWS, low_bit=low_bit, library=library)
+        shapes = () if drafts else prompt_shapes(seqs, min(config.chunk_tokens, config.context or spec.max_context))
+        captured = graph_bytes(
+            spec, dtypes, seqs, drafts, LOGIT_ROWS, low_bit=low_bit, library=library, prompts=len(shapes),
+            prompt_bytes=max((layers_bytes(spec, sizes.captured(shape)) for shape in shapes), default=0),
+        )
         lines.append(BudgetLine("graphs", captured + parts, why))
     if extras.slot_bytes:
         why = f"{slots} slots of {extras.slot_bytes:,} bytes: {extras.slot_why}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes, itemsize
 
@@ -17,6 +19,9 @@ allocator rounds up to."""
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _STEP = 32
 """Beyond the small sizes; a step's cost grows little within one."""
+_PROMPT_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)
+_MIXED_ROWS = (8, 64)
+_MOST_PROMPTS = 4
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
@@ -30,6 +35,30 @@ def bucket_of(rows: int, buckets: tuple[int, ...]) -> int | None:
     return next((size for size in buckets if size >= rows), None)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PromptShape:
+    """Of a captured step with prompts: tokens in all; rows, of which `prompts` may have more than one token."""
+
+    tokens: int
+    rows: int
+    prompts: int
+
+
+def prompt_shapes(max_rows: int, max_tokens: int) -> tuple[PromptShape, ...]:
+    """Rising, for steps of up to max_tokens tokens, up to the number from which launching a step takes less than the step."""
+    few, many = _MIXED_ROWS
+    pairs = ((tokens, rows) for tokens in _PROMPT_TOKENS for rows in {min(few, max_rows), min(many, max_rows)})
+    return tuple(sorted(
+        PromptShape(tokens, min(rows, tokens), min(_MOST_PROMPTS, rows))
+        for tokens, rows in pairs if tokens <= max_tokens and (rows <= few or tokens > 2 * few)
+    ))
+
+
+def shape_of(tokens: int, rows: int, prompts: int, shapes: tuple[PromptShape, ...]) -> PromptShape | None:
+    """The shape that such a step runs as; None when there is none so large."""
+    return next((s for s in shapes if s.tokens >= tokens and s.rows >= rows and s.prompts >= prompts), None)
+
+
 def draft_widths(drafts: int) -> tuple[int, ...]:
     """Tokens of a row on average, rising: steps with drafts are captured for each. The last is all that rows may have."""
     widths = [1 + drafts]
@@ -40,13 +69,14 @@ def draft_widths(drafts: int) -> tuple[int, ...]:
 
 def graph_bytes(
     spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0, logit_rows: int = 0, *, low_bit: bool = False,
-    library: bool = True,
+    library: bool = True, prompts: int = 0, prompt_bytes: int = 0,
 ) -> int:
     """Device memory of the graphs of steps of up to max_rows rows, and of as many with `drafts` drafts each if there are any.
 
     logit_rows: so many rows of logits are there at once where there are drafts, or one of each row if that is more. The logits
     and the activations of the largest step, which all graphs share, in whole segments, with sums in float32 unless weights are
-    packed; cuBLAS's workspace if it multiplies any (library); and what the driver keeps of every node.
+    packed; cuBLAS's workspace if it multiplies any (library); and what the driver keeps of every node. prompts: graphs of steps
+    with prompts, of which the largest takes prompt_bytes beside its logits.
     """
     wide = itemsize(dtypes.compute) if low_bit else max(4, itemsize(dtypes.compute))
     tokens = max_rows * (1 + drafts)
@@ -55,6 +85,6 @@ def graph_bytes(
     step_nodes = len(spec.layers) * _LAYER_NODES
     if drafts:
         step_nodes += len(draft_widths(drafts)) * (step_nodes + (1 + drafts) * _DRAW_NODES)
-    nodes = len(row_buckets(max_rows)) * step_nodes
-    shared = logits + activations + _SEGMENT_BYTES + (_LIBRARY_BYTES if library else 0)
+    nodes = len(row_buckets(max_rows)) * step_nodes + prompts * len(spec.layers) * _LAYER_NODES
+    shared = logits + max(activations, prompt_bytes) + _SEGMENT_BYTES + (_LIBRARY_BYTES if library else 0)
     return shared + _DRIVER_BYTES + nodes * _NODE_BYTES

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from headrace.cache.layout import CacheGroup
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, ModelSpec, WeightMap
 from headrace.plan.blocks import block_bytes
-from headrace.plan.graph_rows import row_buckets
+from headrace.plan.graph_rows import PromptShape, row_buckets
 from headrace.plan.uploads import buffer_words, graph_words, step_words
 
 SCORED_ROWS = 64
@@ -28,6 +28,8 @@ RANKED_BYTES = 76
 ranking, and copies of the logits as they are, adjusted, and gathered."""
 DECODED_BYTES = 64 * 2**20
 """Pieces of packed weights that kernels.low_bit_linear decodes for many rows, but on Hopper."""
+FUSED_TOKENS = 256
+"""For so many it decodes none anywhere."""
 SPLIT_TOKENS, SPLIT_QUERIES, SPLIT_RESIDENT = 32, 64, 3
 """kernels.paged_attention splits rows of up to so many tokens, in blocks of so many queries of a key head at most, into items
 of which a processor holds a few at once."""
@@ -52,7 +54,9 @@ _HOPPER_LIBRARY_BYTES, _LIBRARY_BYTES = 32 << 20, 8_519_680
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a step's sizes follow from. tokens: the most of a step; narrow: bytes of an activation; capability: 0 unknown."""
+    """What a step's sizes follow from. tokens: the most of a step; narrow: bytes of an activation; capability: 0 unknown;
+    split_tokens: the most of a row whose keys are split.
+    """
 
     tokens: int
     rows: int
@@ -61,6 +65,11 @@ class Sizes:
     processors: int
     capability: int
     low_bit: bool
+    split_tokens: int = SPLIT_TOKENS
+
+    def captured(self, shape: PromptShape) -> Sizes:
+        """Of a captured step with prompts: all its rows' keys are split."""
+        return replace(self, tokens=shape.tokens, rows=shape.prompts + 1, drafts=0, split_tokens=shape.tokens)
 
     @property
     def exact(self) -> int:
@@ -103,7 +112,7 @@ def _attention_bytes(spec: ModelSpec, mixer: AttentionSpec, sizes: Sizes) -> int
     queries = mixer.heads * mixer.head_dim
     product = queries * (2 if mixer.gated else 1) + 2 * mixer.kv_heads * mixer.head_dim
     made = max(product * (2 if mixer.qkv_bias else 1), product + 2 * queries)
-    longest = min(SPLIT_TOKENS, sizes.tokens)
+    longest = min(sizes.split_tokens, sizes.tokens)
     blocks = mixer.kv_heads * -(-longest * mixer.heads // (mixer.kv_heads * SPLIT_QUERIES))
     items = sizes.rows + SPLIT_RESIDENT * sizes.processors // blocks
     sums = items * longest * mixer.heads * (mixer.head_dim + 2) * 4
@@ -134,7 +143,7 @@ def _is_chunked_on_hopper(mixer: GatedDeltaSpec, sizes: Sizes) -> bool:
 
 
 def _decodes(sizes: Sizes) -> bool:
-    return sizes.low_bit and sizes.capability != 90
+    return sizes.low_bit and sizes.capability != 90 and sizes.tokens > FUSED_TOKENS
 
 
 def logit_rows(rows: int, drafts: int) -> int:

@@ -26,22 +26,22 @@ class SampledRows:
 
 
 class Packer:
-    """Packs steps of at most max_rows rows and max_tokens tokens; the batches' tensors are views of one buffer, valid until the
-    next `pack`.
+    """Packs steps of at most max_rows rows and max_tokens tokens; the batches' tensors are views of one buffer, `upload`, valid
+    until its next use.
     """
 
     def __init__(self, tables: PageTables, max_tokens: int, max_rows: int, pages: int, device: torch.device) -> None:
         self._tables = tables
-        self._upload = Upload(step_words(max_tokens, max_rows, pages), device)
+        self.upload = Upload(step_words(max_tokens, max_rows, pages), device)
 
     @property
     def nbytes(self) -> int:
         """Of the buffer on the device."""
-        return self._upload.nbytes
+        return self.upload.nbytes
 
     def pack(self, rows: tuple[Row, ...], next_tokens: Tensor) -> tuple[Batch, SampledRows | None]:
         """The batch of `rows`, in their order. next_tokens [slots]: each slot's next input, for rows that carry no tokens."""
-        upload = self._upload
+        upload = self.upload
         upload.begin()
         counts = np.array([len(row.tokens) or 1 for row in rows])
         starts, slots = np.array([row.start for row in rows]), np.array([row.slot for row in rows])

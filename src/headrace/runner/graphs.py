@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,21 +39,77 @@ class DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What graphs read and write. draws: whether the draw can be captured. One memory pool serves all graphs."""
+    """What graphs read and write. draws: whether the draw can be captured. One memory pool serves all graphs. outline: of the
+    decoder, for what is only to be warm.
+    """
 
     decoder: Decoder
+    outline: Decoder
     pools: Pools
     tables: PageTables
     sampler: Sampler
     draws: bool
     memory: Any  # torch's handle of the pool
 
+    @classmethod
+    def over(cls, decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler) -> Captured:
+        draws = sampler.dtype == torch.float32 and runs_triton_on(sampler.device)
+        return cls(decoder, decoder.outline(), pools, tables, sampler, draws, torch.cuda.graph_pool_handle())
+
+
+class Compute(Protocol):
+    """Logits [R, vocab] in the model's type; with `outline` from few layers."""
+
+    def __call__(self, *, outline: bool = False) -> Tensor: ...
+
+
+class StepGraph:
+    """A step that makes logits of R rows, and the draw from them for the slots `where` and the positions `sampled`, [R] int64.
+
+    The draw is a graph of its own, which is left out for rows that the host must help to draw, or where no row draws.
+    """
+
+    def __init__(self, compute: Compute, where: Tensor, sampled: Tensor, over: Captured) -> None:
+        self._compute, self._where, self._sampled, self._over = compute, where, sampled, over
+        self.logits, self._tokens = torch.empty(0), torch.empty(0)  # there once it is captured
+        self.step, self._drawing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph() if over.draws else None
+
+    def warm_up(self) -> None:
+        """Run all that will be captured: kernels are compiled and libraries allocate, which a capture does not allow."""
+        for _ in range(_WARM_UPS):
+            logits = self._compute(outline=True)
+            if self._drawing is not None:
+                self._draw(logits)
+
+    def capture(self) -> None:
+        """After this the step can be replayed."""
+        with torch.cuda.graph(self.step, pool=self._over.memory):
+            logits = self._compute()
+        if self._drawing is not None:
+            with torch.cuda.graph(self._drawing, pool=self._over.memory):
+                self._tokens = self._draw(logits)
+        self.logits = borrowed(logits)
+
+    def replay(self, slots: list[int]) -> Drawn | None:
+        """Run the step with the numbers that were sent, and draw the first rows' tokens, which are of `slots`."""
+        self.step.replay()
+        count, sampler = len(slots), self._over.sampler
+        if not slots:
+            return None
+        if self._drawing is None or not sampler.draws_on_device(slots):
+            logits = self.logits[:count].to(sampler.dtype)
+            return sampler.draw_at(logits, slots, self._where[:count], self._sampled[:count])
+        self._drawing.replay()
+        return sampler.drawn(self.logits[:count], self._tokens[:count], slots)
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        return self._over.sampler.draw_on_device(logits, self._where, self._sampled)
+
 
 class DecodeGraph:
     """One step of `size` rows of one token, the newest of their slots: from the page updates to the logits, and the draw.
 
     Rows that a step lacks are padding: they compute one token in the padding slot and page, and nobody reads their logits.
-    The draw is a graph of its own, which is left out for rows that the host must help to draw.
     """
 
     def __init__(self, size: int, over: Captured) -> None:
@@ -64,45 +121,18 @@ class DecodeGraph:
         self._row_offsets = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._inputs = self._write(())
         self._upload.send()
-        self._where, self._sampled = (self._upload.tensor(span) for span in (self._inputs.slots, self._inputs.sampled))
-        self._logits, self._tokens = torch.empty(0), torch.empty(0)  # there once it is captured
-        self._step, self._drawing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph() if over.draws else None
+        where, sampled = (self._upload.tensor(span) for span in (self._inputs.slots, self._inputs.sampled))
+        self.graph = StepGraph(self._compute, where, sampled, over)
 
-    def warm_up(self) -> None:
-        """Run all that will be captured: kernels are compiled and libraries allocate, which a capture does not allow."""
-        for _ in range(_WARM_UPS):
-            logits = self._compute()
-            if self._drawing is not None:
-                self._draw(logits)
-
-    def capture(self) -> None:
-        """After this the step can be replayed."""
-        with torch.cuda.graph(self._step, pool=self._over.memory):
-            logits = self._compute()
-        if self._drawing is not None:
-            with torch.cuda.graph(self._drawing, pool=self._over.memory):
-                self._tokens = self._draw(logits)
-        self._logits = borrowed(logits)
-
-    def replay(self, rows: tuple[Row, ...]) -> Drawn:
+    def replay(self, rows: tuple[Row, ...]) -> Drawn | None:
         """Run the step for `rows`, of which there are at most `size`, and draw their tokens."""
         self._write(rows)
         self._upload.send()
-        self._step.replay()
-        count, slots, sampler = len(rows), [row.slot for row in rows], self._over.sampler
-        if self._drawing is None or not sampler.draws_on_device(slots):
-            logits = self._logits[:count].to(sampler.dtype)
-            return sampler.draw_at(logits, slots, self._where[:count], self._sampled[:count])
-        self._drawing.replay()
-        return sampler.drawn(self._logits[:count], self._tokens[:count], slots)
+        return self.graph.replay([row.slot for row in rows])
 
-    def _compute(self) -> Tensor:
-        """Logits [size, vocab] in the model's type."""
-        over = self._over
-        return over.decoder.scores(over.decoder(self._batch(), over.pools))
-
-    def _draw(self, logits: Tensor) -> Tensor:
-        return self._over.sampler.draw_on_device(logits, self._where, self._sampled)
+    def _compute(self, *, outline: bool = False) -> Tensor:
+        decoder = self._over.outline if outline else self._over.decoder
+        return decoder.scores(decoder(self._batch(), self._over.pools))
 
     def _write(self, rows: tuple[Row, ...]) -> DecodeInputs:
         upload, spare = self._upload, self.size - len(rows)
@@ -140,22 +170,17 @@ class DecodeGraph:
 
 
 class DecodeGraphs:
-    """The graphs of all sizes. taken: the memory that they took."""
+    """The graphs of all sizes."""
 
-    def __init__(
-        self, sizes: tuple[int, ...], decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler
-    ) -> None:
+    def __init__(self, sizes: tuple[int, ...], over: Captured) -> None:
         self._sizes = sizes
-        self._updates_per_row = len(tables.entries)
-        draws = sampler.dtype == torch.float32 and runs_triton_on(sampler.device)
-        over = Captured(decoder, pools, tables, sampler, draws, torch.cuda.graph_pool_handle())
+        self._updates_per_row = len(over.tables.entries)
         self._graphs = {size: DecodeGraph(size, over) for size in reversed(sizes)}
-        for graph in self._graphs.values():
-            graph.warm_up()
-        before = memory_counts()
-        for graph in self._graphs.values():  # the largest first: the smaller ones fit into its memory
-            graph.capture()
-        self.taken = memory_counts().beyond(before)
+
+    @property
+    def steps(self) -> list[StepGraph]:
+        """The largest first: the others fit into its memory."""
+        return [graph.graph for graph in self._graphs.values()]
 
     def graph_for(self, rows: tuple[Row, ...]) -> DecodeGraph | None:
         """The graph that runs these rows; None if one has known tokens or draws none, or there is no graph so large."""
@@ -163,6 +188,16 @@ class DecodeGraphs:
         updates = sum(len(update.pages) for row in rows for update in row.page_updates)
         size = bucket_of(len(rows), self._sizes) if plain and updates <= len(rows) * self._updates_per_row else None
         return None if size is None else self._graphs[size]
+
+
+def capture(graphs: Sequence[StepGraph]) -> MemoryCounts:
+    """Capture graphs that share their memory, the largest first; returns what they took."""
+    for graph in graphs:
+        graph.warm_up()
+    before = memory_counts()
+    for graph in graphs:
+        graph.capture()
+    return memory_counts().beyond(before)
 
 
 def borrowed(x: Tensor) -> Tensor:

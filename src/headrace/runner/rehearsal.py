@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -14,13 +15,14 @@ from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
-from headrace.plan.graph_rows import row_buckets
+from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer
 from headrace.runner.draft_batch import DraftPacker
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools
 from headrace.runner.progress import draft_slots
+from headrace.runner.prompt_batch import batch_of, write
 from headrace.runner.sampler import Sampler
 from headrace.runner.verify import Verifier
 from headrace.types import Row
@@ -30,6 +32,8 @@ _MIXED_ROWS = 2
 _EXACT_BELOW = 1024
 _STEP = 256
 """Kernels change their form with every so many tokens, up to _EXACT_BELOW."""
+_EXACT_ROWS = 16
+"""Up to so many rows, forms may change with each."""
 _ALTERNATIVES = 5
 _PROMPTS_RUN = (1, 2, 4)
 """Parts of the largest prompt that really run: a library chooses and loads its kernels by size."""
@@ -46,12 +50,12 @@ def rehearse(
     compiled. Some prompts then really run, scored as for their log-probabilities, in the workspace that they will have;
     returns how many bytes of it they took at most. To be called when the weights are there and the cache is not yet.
     """
-    small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1)
+    small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, layout.padding)
     tables = PageTables(small, max(context, chunk_tokens), device)
     pools = allocate_pools(spec, small, dtypes, device)
     packer = Packer(tables, chunk_tokens + layout.slots, layout.slots, 0, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
-    sampler = Sampler(small.slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
+    sampler = Sampler(small.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
 
     def step(decoder: Decoder, tokens: tuple[int, ...]) -> Tensor:
         batch, sampled = packer.pack(_rows(tokens), sampler.next_tokens)
@@ -63,10 +67,20 @@ def rehearse(
             sampler.draw_on_device(decoder.scores(ends), sampled.where, sampled.positions)
         return hidden
 
+    def captured(shape: PromptShape) -> None:
+        inputs = write(packer.upload, shape, (), tables)
+        packer.upload.send()
+        batch, at = batch_of(packer.upload, shape, inputs, tables, sampler.next_tokens), packer.upload.tensor
+        scores = outline.scores(outline(batch, pools, at(inputs.ends)))
+        sampler.draw_on_device(scores, at(inputs.drawn_slots), at(inputs.drawn_at))
+
     outline = decoder.outline()
     with compiling_ahead():
         for tokens in steps(layout.slots, chunk_tokens):
             step(outline, tokens)
+        with suppress(NotImplementedError):  # an operation of a shape that only a reference computes: nothing will be captured
+            for shape in _captured_shapes(decoder, layout, min(context, chunk_tokens)):
+                captured(shape)
         if layout.drafts:
             _rehearse_drafts(spec, outline, layout, dtypes, device)
     held_bytes = _held_bytes(device)
@@ -74,6 +88,12 @@ def rehearse(
         hidden = step(decoder, (-(-chunk_tokens // parts),))[:SCORED_ROWS]
         sampler.score(decoder.logits(hidden), torch.zeros(len(hidden), dtype=torch.int64, device=device), _ALTERNATIVES)
     return torch.cuda.max_memory_allocated(device) - held_bytes if device.type == "cuda" else 0
+
+
+def _captured_shapes(decoder: Decoder, layout: CacheLayout, most_tokens: int) -> tuple[PromptShape, ...]:
+    """Of the steps with prompts that will be captured."""
+    captures = layout.padding and not layout.drafts and runs_triton(decoder.embedding.weight)
+    return prompt_shapes(layout.slots, most_tokens) if captures else ()
 
 
 def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> None:
@@ -105,12 +125,21 @@ def _held_bytes(device: torch.device) -> int:
 
 def steps(slots: int, chunk_tokens: int) -> Iterator[tuple[int, ...]]:
     """The rows' tokens of every step that is rehearsed."""
-    yield from ((1,) * rows for rows in row_buckets(slots))
+    yield from ((1,) * rows for rows in row_counts(slots))
     for tokens in prompt_sizes(chunk_tokens):
         yield (tokens,)
         yield from (((1,) * _MIXED_ROWS + (tokens,)),) if slots > _MIXED_ROWS else ()
     if slots > 2 and chunk_tokens > 2:  # prompts that share a step, one of them at its last token
         yield (chunk_tokens // 2, chunk_tokens // 2, 1)
+
+
+def row_counts(slots: int) -> tuple[int, ...]:
+    """Rising numbers of rows that draw a token, among which every form of every kernel is met: all that are captured, and
+    others, since beside prompts there is any number.
+    """
+    captured = row_buckets(slots)
+    more = (*range(1, min(slots, _EXACT_ROWS) + 1), *(rows + 1 for rows in captured[:-1]))
+    return tuple(sorted({*captured, *more}))
 
 
 def prompt_sizes(most: int) -> tuple[int, ...]:

@@ -14,17 +14,19 @@ from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.blocks import block_bytes
 from headrace.plan.dtypes import Dtypes
-from headrace.plan.graph_rows import row_buckets
+from headrace.plan.graph_rows import prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer, SampledRows
 from headrace.runner.copies import copy_pages, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
 from headrace.runner.drafting import Drafting
-from headrace.runner.graphs import DecodeGraphs
+from headrace.runner.graphs import Captured, DecodeGraphs, MemoryCounts, capture
 from headrace.runner.held import allocated_bytes, occupy, pool_bytes, pool_tensors, total_bytes
 from headrace.runner.host_pools import HostPools
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools, clear_slot
+from headrace.runner.prompt_batch import singles_first
+from headrace.runner.prompt_graphs import PromptGraphs
 from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.scores import TokenScores
 from headrace.runner.verify import DrawnRuns
@@ -76,9 +78,9 @@ class Runner:
     """One model on one device with its cache. Plans must be launched in the order they were made.
 
     chunk_tokens: the most prompt tokens of a step. context: the longest sequence. Rows may carry as many drafts as the layout
-    has room for. With graphs, on a GPU and a layout with padding, steps of nothing but decoding rows are captured here, and
-    replayed. The tokens are the same. A model whose operations cannot be captured runs eagerly, unless graphs are required.
-    host: pages and checkpoints in host memory, if plans copy to and from it.
+    has room for. With graphs, on a GPU and a layout with padding, steps of decoding rows, and without drafts those with prompts
+    of few tokens too, are captured here, and replayed. The tokens are the same. A model whose operations cannot be captured
+    runs eagerly, unless graphs are required. host: pages and checkpoints in host memory, if plans copy to and from it.
     """
 
     def __init__(
@@ -115,8 +117,10 @@ class Runner:
             layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device
         ) if layout.drafts else None
         self._graphs: DecodeGraphs | None = None
+        self._prompts: PromptGraphs | None = None
+        self._taken: MemoryCounts | None = None
         if graphs and layout.padding and device.type == "cuda":
-            self._capture(row_buckets(layout.slots))
+            self._capture(min(chunk_tokens, context))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -127,12 +131,17 @@ class Runner:
             drafted, hidden = self._drafting.run(rows)
             scores = {} if hidden is None else self._prompt_scores(rows, hidden)
             return PendingStep(plan, rows, drafted, scores, self._device)
+        scored = any(self._scored(row) is not None for row in plan.rows)
         graph = self._graphs.graph_for(plan.rows) if self._graphs else None
         if graph is not None:
             return PendingStep(plan, plan.rows, graph.replay(plan.rows), {}, self._device)
+        prompts = self._prompts.graph_for(plan.rows) if self._prompts and not scored else None
+        if prompts is not None:
+            ordered = singles_first(plan.rows)
+            return PendingStep(plan, ordered, prompts.replay(ordered), {}, self._device)
         assert self._packer is not None
         batch, sampled = self._packer.pack(plan.rows, self._sampler.next_tokens)
-        if any(self._scored(row) is not None for row in plan.rows):
+        if scored:
             hidden = self._decoder(batch, self._pools)  # [T, hidden]
             scores = self._prompt_scores(plan.rows, hidden)
             ends = hidden if sampled is None or sampled.last is None else hidden[sampled.last]
@@ -188,10 +197,9 @@ class Runner:
     @property
     def graph_bytes(self) -> dict[str, int]:
         """What the graphs took of torch's memory, in tensors or not, and of the device's in all; nothing without them."""
-        graphs = self._drafting.graphs if self._drafting else self._graphs
-        if graphs is None:
+        taken = self._drafting.graphs.taken if self._drafting and self._drafting.graphs else self._taken
+        if taken is None:
             return {}
-        taken = graphs.taken
         return {"graphs_pool": taken.pool, "graphs_device": taken.device, "graphs_tensors": taken.tensors}
 
     def _sampler_tensors(self) -> tuple[Tensor, ...]:
@@ -208,7 +216,8 @@ class Runner:
         """Let go of every tensor."""
         if self._host is not None:
             self._host.close()
-        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._graphs, self._drafting, self._host
+        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._drafting, self._host
+        del self._graphs, self._prompts
 
     def _prepare(self, plan: StepPlan) -> None:
         """All that a plan wants done before its rows."""
@@ -244,17 +253,26 @@ class Runner:
                 self._drafting.admit(admissions)
 
     @torch.inference_mode()
-    def _capture(self, sizes: tuple[int, ...]) -> None:
+    def _capture(self, prompt_tokens: int) -> None:
+        sizes = row_buckets(self.layout.slots)
         try:
             if self._drafting is not None:
                 self._drafting.capture(sizes)
             else:
-                self._graphs = DecodeGraphs(sizes, self._decoder, self._pools, self._tables, self._sampler)
+                self._capture_plain(sizes, prompt_tokens)
         except RuntimeError as error:  # an operation that waits for the device: shapes that only a reference computes
             if isinstance(error, torch.OutOfMemoryError) or self._graphs_required:
                 raise
             reason = str(error).partition("\n")[0]
             logging.getLogger("headrace").warning("decode steps cannot be captured, and run eagerly: %s", reason)
+
+    def _capture_plain(self, sizes: tuple[int, ...], prompt_tokens: int) -> None:
+        assert self._packer is not None
+        over = Captured.over(self._decoder, self._pools, self._tables, self._sampler)
+        prompts = PromptGraphs(prompt_shapes(self.layout.slots, prompt_tokens), self._packer.upload, over)
+        graphs = DecodeGraphs(sizes, over)
+        self._taken = capture((*prompts.steps, *graphs.steps))
+        self._graphs, self._prompts = graphs, prompts
 
     def _draw(self, rows: SampledRows, hidden: Tensor) -> Drawn:
         """Sample a token for every row that ends in one: hidden [S, hidden] of their ends."""

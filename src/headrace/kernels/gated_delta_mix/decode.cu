@@ -75,7 +75,8 @@ __device__ __forceinline__ void prefetch(
 #endif
 }
 
-// row_index, token_index: which rows of the batch and which of its tokens; without them neighbours from first_row, first_token on.
+// row_index, token_index: which rows of the batch and which of its tokens; without them neighbours from first_row, first_token on. A
+// row whose token is -1 has none.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
     const u16* qkvz, const u16* ab, const u16* conv, const float* a_log, const float* dt_bias, const float* norm, u16* tails,
     uint4* states, const long long* slots, const long long* row_index, const long long* token_index, u16* out,
@@ -97,6 +98,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) decode(
   await_previous_kernel();
 
   const long long token = token_index ? token_index[blockIdx.y] : first_token + (int)blockIdx.y;
+  if (token < 0) return;
   const long long slot = slots[row_index ? row_index[blockIdx.y] : first_row + (int)blockIdx.y];
   const u16* row = qkvz + token * qkvz_stride;
   u16* tail = tails + slot * BEFORE * CHANNELS;

@@ -103,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) prepare(
   await_previous_kernel();
   const int* entry = pieces + 4 * blockIdx.y;
   const int row = entry[0], start = entry[1], tokens = entry[2], before = entry[3];
+  if (before >= tokens) return;
   u16* const tail = tails + slots[row] * ((WIDTH - 1) * CHANNELS);
   const Inputs inputs = {qkvz + (long long)start * qkvz_stride, tail, conv, qkvz_stride, tokens};
   char* const unit = units + ((long long)blockIdx.y * KEY_HEADS + key_head) * UNIT_BYTES;

@@ -36,7 +36,8 @@ def _convolve_token(
 ):
     """One head of q, k or v of one row, into mixed [rows, channels]: convolved, q and k as unit vectors. Moves its tails on.
 
-    The next kernel starts behind the wait, so that it may read before its own wait whatever is older than this one.
+    A row whose token is -1 has none. The next kernel starts behind the wait, so that it may read before its own wait whatever
+    is older than this one.
     """
     part, row, token = tl.program_id(0), first_row + tl.program_id(1), (first_token + tl.program_id(1)).to(tl.int64)
     is_key = part < 2 * KEY_HEADS
@@ -49,6 +50,8 @@ def _convolve_token(
     let_next_start(EARLY)
     if INDEXED:
         row, token = tl.load(row_index + tl.program_id(1)), tl.load(token_index + tl.program_id(1))
+        if token < 0:
+            return
     slot = tl.load(slots + row)
     past = tails + (slot * (WIDTH - 1) + tap) * channels + channel
     new = tl.load(qkvz + token * qkvz_stride + channel, mask=live, other=0.0).to(tl.float32)  # [1, BLOCK]
@@ -82,7 +85,8 @@ def _decode(
         row = tl.load(row_index + tl.program_id(1), cache_modifier=".cg")
         token = tl.load(token_index + tl.program_id(1), cache_modifier=".cg")
     dv, dk = tl.arange(0, BV), tl.arange(0, BK)
-    live, key_live = dv < DV, dk < DK
+    live, key_live = (dv < DV) & (token >= 0), dk < DK
+    token = tl.maximum(token, 0)
     slot = tl.load(slots + row, cache_modifier=".cg")
     at = states + (slot * HEADS + head) * (DV * DK) + (dv[:, None] * DK + dk[None, :])
     there = live[:, None] & key_live[None, :]

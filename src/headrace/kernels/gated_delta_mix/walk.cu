@@ -48,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
   await_previous_kernel();
   const int* entry = row_table + 4 * blockIdx.y;
   const int start = entry[1], tokens = entry[2], piece = entry[3], count = (tokens + SIZE - 1) / SIZE;
+  if (!count) return;
 
   if (warp >= 4) {
     if (threadIdx.x == 128) {

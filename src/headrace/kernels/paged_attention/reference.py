@@ -37,13 +37,26 @@ class Block:
 
 def plan_rows(
     page_table: Tensor, lengths: Tensor, row_offsets: Tensor, row_tokens: Sequence[int], page_tokens: int,
-    window: int | None = None, first: int = 0,
+    window: int | None = None, first: int = 0, *, longer: int | None = None,
 ) -> PagedRows:
-    """first: keys before it are never read. Every row is longer."""
-    return PagedRows(page_table, lengths, row_offsets, row_tokens, page_tokens, window, first)
+    """first: keys before it are never read. Every row is longer. longer: row_tokens are bounds, of one token but for so many
+    last rows.
+    """
+    if longer is None:
+        return PagedRows(page_table, lengths, row_offsets, row_tokens, page_tokens, window, first)
+    at = len(lengths) - longer
+    others = PagedRows(
+        page_table[at:], lengths[at:], row_offsets[at:], row_tokens[at:], page_tokens, window, first, bounded=True
+    )
+    return PagedRows(
+        page_table[:at], lengths[:at], row_offsets[: at + 1], row_tokens[:at], page_tokens, window, first, bounded=True,
+        others=others,
+    )
 
 
 def _blocks(rows: PagedRows) -> tuple[Block, ...]:
+    if rows.bounded:
+        raise NotImplementedError("how many tokens each row has is not known before a captured step runs")
     starts, total = [], 0
     for tokens in rows.row_tokens:
         starts.append(total)

@@ -18,7 +18,8 @@ class PagedRows:
     page_table [R, max pages] int64, lengths [R] and row_offsets [R + 1] int32 are the truth, on the device. row_tokens is what
     the host knows: exact for the reference; for kernels it need only be bounds, one of rows that decode (a captured step is
     replayed with other counts), exact for rows that a step prefills. first: the first key that there is, of every row; for
-    kernels only with rows of few tokens, which are split.
+    kernels only with rows of few tokens, which are split. bounded: row_tokens are bounds, however many tokens rows have, all of
+    which are split. others: more rows of the step, planned apart.
     """
 
     page_table: Tensor
@@ -28,6 +29,8 @@ class PagedRows:
     page_tokens: int
     window: int | None
     first: int = 0
+    bounded: bool = False
+    others: PagedRows | None = None
     _made: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:

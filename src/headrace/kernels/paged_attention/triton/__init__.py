@@ -112,21 +112,27 @@ def paged_attention(
     value_scales: Tensor | None = None, gate: Tensor | None = None,
 ) -> Tensor:
     q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
-    call = _Call(q, keys, values, key_scales, value_scales, gate, rows, scale, out)
-    by_cuda = _by_cuda((q, keys, values, key_scales, value_scales), gate, rows, scale, out)
-    if any(tokens <= SPLIT_QUERIES for tokens in rows.row_tokens):
+    _attend((q, keys, values, key_scales, value_scales), gate, rows, scale, out)
+    if rows.others is not None:
+        _attend((q, keys, values, key_scales, value_scales), gate, rows.others, scale, out)
+    return out
+
+
+def _attend(inputs: cuda.Inputs, gate: Tensor | None, rows: PagedRows, scale: float, out: Tensor) -> None:
+    """Writes the rows' tokens of out."""
+    call, by_cuda = _Call(*inputs, gate, rows, scale, out), _by_cuda(inputs, gate, rows, scale, out)
+    if _most_tokens(rows):
         if by_cuda and not forms.suits_triton(_most_tokens(rows) * by_cuda.group, by_cuda.vectors, call.card):
             _split_by_cuda(by_cuda, rows)
         else:
             call.split()
-    if any(tokens > SPLIT_QUERIES for tokens in rows.row_tokens):
+    if not rows.bounded and any(tokens > SPLIT_QUERIES for tokens in rows.row_tokens):
         if rows.first:
             raise ValueError(f"rows of more than {SPLIT_QUERIES} tokens cannot begin at key {rows.first}")
         if by_cuda and call.card.capability == 90:
             _chunks_on_hopper(by_cuda, rows)
         else:
             call.chunks()
-    return out
 
 
 def _by_cuda(
@@ -164,8 +170,8 @@ def _chunk_tiles(rows: PagedRows, group: int, queries: int, device: torch.device
 
 
 def _most_tokens(rows: PagedRows) -> int:
-    """Of rows that are split."""
-    return max(tokens for tokens in rows.row_tokens if tokens <= SPLIT_QUERIES)
+    """Of rows that are split; 0 if none is."""
+    return max((tokens for tokens in rows.row_tokens if rows.bounded or tokens <= SPLIT_QUERIES), default=0)
 
 
 class _Call:

@@ -1,0 +1,99 @@
+"""Steps with prompts packed as captured ones are: padded, in another order, and the same tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.runner.test_graphs import SLOTS, engine, requests, tokens_of
+
+from headrace.plan.graph_rows import PromptShape, prompt_shapes, shape_of
+from headrace.plan.uploads import step_words
+from headrace.plan.workspace import upload_bytes
+from headrace.runner.prompt_batch import batch_of, prompts_of, singles_first, write
+from headrace.runner.sampler import Drawn
+from headrace.types import Row
+
+
+class Padded:
+    """Runs what a graph would, on a CPU."""
+
+    def __init__(self, runner: Any, shape: PromptShape) -> None:
+        self.runner, self.shape = runner, shape
+
+    def replay(self, rows: tuple[Row, ...]) -> Drawn | None:
+        runner, upload = self.runner, self.runner._packer.upload
+        inputs = write(upload, self.shape, rows, runner._tables)
+        upload.send()
+        at = upload.tensor
+        runner._tables.apply(at(inputs.updated), at(inputs.pages))
+        batch = batch_of(upload, self.shape, inputs, runner._tables, runner._sampler.next_tokens)
+        assert len(batch.tokens) == self.shape.tokens == int(batch.row_offsets[-1])
+        assert batch.longer is not None and (batch.row_offsets.diff()[: -batch.longer] <= 1).all()
+        hidden = runner._decoder(batch, runner._pools, at(inputs.ends))
+        slots = [row.slot for row in rows if row.samples]
+        logits, count = runner._decoder.logits(hidden), len(slots)
+        where, positions = at(inputs.drawn_slots), at(inputs.drawn_at)
+        assert (where[count:] == runner._tables.padding_slot).all()
+        if not slots:
+            return None
+        drawn: Drawn = runner._sampler.draw_at(logits[:count], slots, where[:count], positions[:count])
+        return drawn
+
+
+class PaddedSteps:
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.shapes, self.seen = runner, prompt_shapes(SLOTS, 32), []
+
+    def graph_for(self, rows: tuple[Row, ...]) -> Padded | None:
+        tokens = sum(len(row.tokens) or 1 for row in rows)
+        shape = shape_of(tokens, len(rows), prompts_of(rows), self.shapes)
+        if shape is not None:
+            self.seen.append((shape, len(rows), tokens))
+        return None if shape is None else Padded(self.runner, shape)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("together", [1, 4])
+def test_padded_steps_give_the_tokens_of_plain_ones(depth: int, together: int) -> None:
+    expected = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(40), together)
+    core = engine("cpu", padding=True, depth=depth, pages=120)
+    runner: Any = core._runner
+    runner._prompts = steps = PaddedSteps(runner)
+    assert tokens_of(core, requests(40), together) == expected
+    assert len(steps.seen) > 40 and len({shape for shape, _, _ in steps.seen}) >= 3
+    assert any(rows < tokens < shape.tokens for shape, rows, tokens in steps.seen)
+
+
+@given(st.integers(1, 300), st.integers(1, 5000))
+def test_shapes_rise_and_are_no_larger_than_what_there_is(max_rows: int, max_tokens: int) -> None:
+    shapes = prompt_shapes(max_rows, max_tokens)
+    assert list(shapes) == sorted(set(shapes)) and bool(shapes) == (max_tokens >= 8)
+    assert all(1 <= s.prompts <= s.rows <= min(max_rows, s.tokens) and s.tokens <= max_tokens for s in shapes)
+
+
+@given(st.integers(1, 80), st.integers(8, 600), st.integers(1, 300), st.integers(1, 70), st.integers(0, 5))
+def test_a_step_runs_as_the_smallest_shape_that_holds_it(
+    max_rows: int, max_tokens: int, tokens: int, rows: int, prompts: int
+) -> None:
+    shapes = prompt_shapes(max_rows, max_tokens)
+    found = shape_of(tokens, rows, prompts, shapes)
+    fitting = [s for s in shapes if s.tokens >= tokens and s.rows >= rows and s.prompts >= prompts]
+    assert found == (min(fitting) if fitting else None)
+
+
+@given(st.integers(1, 200), st.integers(1, 4000))
+def test_the_eager_steps_upload_has_room_for_each_shape(slots: int, chunk_tokens: int) -> None:
+    """`Runner` has one for both."""
+    room = step_words(chunk_tokens + slots, slots + 1, 0)
+    for shape in prompt_shapes(slots, chunk_tokens):
+        rows = shape.rows + shape.prompts + 1
+        assert 3 * shape.tokens + 2 * rows + rows // 2 + 1 + 3 * shape.rows <= room
+    assert upload_bytes(1, slots, slots + 1, chunk_tokens + slots, 0, graphs=False) >= 8 * room
+
+
+def test_singles_come_first_in_their_order() -> None:
+    rows = tuple(Row(n, n, 0, tokens) for n, tokens in enumerate(((1, 2), (), (3,), (4, 5, 6))))
+    assert [row.sequence for row in singles_first(rows)] == [1, 2, 0, 3] and prompts_of(rows) == 2
