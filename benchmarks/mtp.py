@@ -28,7 +28,7 @@ from headrace.speculate.mtp import MtpDrafter, build_mtp
 DEVICE, PAGE, MOST, READ_BYTES_PER_S = torch.device("cuda"), 16, 7, 3.9e12
 
 
-def drafter_of(head: str, rows: int, context: int) -> tuple[Decoder, MtpDrafter, Pools, Tensor]:
+def drafter_of(head: str, rows: int, context: int, vocabulary: int | None) -> tuple[Decoder, MtpDrafter, Pools, Tensor]:
     """The target's embedding and head, a drafter, its pools, and a page table [rows, pages] of its own pages."""
     model = declared_model("qwen3.8-27b:w4a16-head8" if head == "int8" else "qwen3.8-27b:bf16")
     spec = replace(model.spec, layers=(mtp_layer(model.spec),))
@@ -48,7 +48,7 @@ def drafter_of(head: str, rows: int, context: int) -> tuple[Decoder, MtpDrafter,
     layout = CacheLayout((CacheGroup(0, None, (0,), 2048),), PAGE, (pages,), rows, padding=True, drafts=MOST)
     around = Surroundings(decoder, pools, layout, Dtypes("bfloat16", "bfloat16", "float16"), 0, (0,), context + MOST, rows)
     table = torch.randperm(pages, device=DEVICE).view(rows, width)
-    return decoder, MtpDrafter(module, around, MOST), pools, table
+    return decoder, MtpDrafter(module, around, MOST, vocabulary), pools, table
 
 
 def asked(rows: int, drafts: int, context: int, table: Tensor) -> Asked:
@@ -106,14 +106,18 @@ def profile(name: str, work: Callable[[], object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head", default="int8", choices=("int8", "bf16"))
+    parser.add_argument("--vocabulary", type=int, help="draft only the first tokens, so many")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--drafts", nargs="+", type=int, default=list(range(1, MOST + 1)))
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--replays", type=int, default=9)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    decoder, drafter, pools, table = drafter_of(options.head, max(options.rows), options.context)
-    weights = drafter.nbytes + sum(p.nbytes for p in decoder.head.parameters())  # type: ignore[union-attr]
+    decoder, drafter, pools, table = drafter_of(
+        options.head, max(options.rows), options.context, options.vocabulary
+    )
+    head = sum(p.nbytes for p in decoder.head.parameters())  # type: ignore[union-attr]
+    weights = drafter.nbytes + head * (options.vocabulary or decoder.spec.vocab_size) // decoder.spec.vocab_size
     final = torch.randn(2048, decoder.spec.hidden, dtype=torch.bfloat16, device=DEVICE)
     for rows in options.rows:
         cells = []

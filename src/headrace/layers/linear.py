@@ -13,6 +13,9 @@ from headrace.kernels.silu_mul import silu_mul
 from headrace.quant import LinearFormat
 from headrace.quant.unquantized import Plain
 
+SHARED_ROWS = 128
+"""Whole tiles of every format's rows."""
+
 
 class Linear(nn.Module):
     """x [T, inputs] -> x W^T + bias, [T, outputs]. Parameters are as the weight format names them, and `bias`.
@@ -39,6 +42,17 @@ class Linear(nn.Module):
     def prepare(self) -> None:
         """To be called once, when the weights are there and before the layer is used."""
         self.prepared = self.format.prepare(self._weights(), self.inputs)
+
+    def first(self, outputs: int) -> Linear:
+        """The layer of its first outputs, so many of them, over the same memory. A multiple of SHARED_ROWS, after `prepare`."""
+        if not 0 < outputs <= self.outputs or outputs % SHARED_ROWS:
+            raise ValueError(f"{outputs} of {self.outputs} outputs are not a multiple of {SHARED_ROWS}")
+        part = Linear(self.inputs, outputs, dtype=self._dtype, device=self._device)
+        part.format, part.prepared = self.format, self.prepared
+        for name, parameter in self._parameters.items():
+            rows = None if parameter is None else parameter.data[: len(parameter) * outputs // self.outputs]
+            part.register_parameter(name, None if rows is None else nn.Parameter(rows, requires_grad=False))
+        return part
 
     def forward(self, x: Activations) -> Tensor:
         y = self.format.apply(self._weights(), x, prepared=self.prepared)

@@ -11,7 +11,8 @@ p + 1: the pages of a prefix hold all that there is of it, whatever follows. Pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from headrace.layers.batch import Pools
 from headrace.layers.linear import Linear
 from headrace.layers.norm import RmsNorm
 from headrace.layers.rope import frequencies
-from headrace.models.decoder import DecoderLayer
+from headrace.models.decoder import Decoder, DecoderLayer
 from headrace.models.spec import LayerSpec, ModelSpec
 from headrace.quant import LinearFormat
 from headrace.quant.unquantized import Plain
@@ -136,17 +137,20 @@ class MtpDrafter:
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, module: MtpModule, around: Surroundings, most: int) -> None:
+    def __init__(self, module: MtpModule, around: Surroundings, most: int, vocabulary: int | None = None) -> None:
+        """vocabulary: only the first tokens are drafted, so many; reading the target's head is half of a proposal's time."""
         self.most, self.depths = most, tuple(range(1, most + 1))
         self._module, self._decoder, self._pools = module, around.decoder, around.pools
         (self._group,) = around.groups
         layout = around.layout
         self._page_tokens, self._padding = layout.page_tokens, layout.pages[self._group] * layout.page_tokens
+        self._scores, self._candidates = _scores_of(around.decoder, vocabulary)
         (self._hidden,) = around.pools.windows  # [slots, hidden], checkpoints behind them
 
     @property
     def nbytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self._module.parameters())
+        candidates = 0 if self._candidates is None else self._candidates.nbytes
+        return candidates + sum(parameter.nbytes for parameter in self._module.parameters())
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """A slot's hidden state comes with its checkpoint; before a first token there is none, and none is read."""
@@ -172,10 +176,21 @@ class MtpDrafter:
             places = (asked.positions + (asked.counts - 1).clamp(0, draft)).clamp(min=FIRST_PLACE)
             at = self._write_at(table, places, draft < asked.counts)
             hidden = self._module(self._decoder.embedding(tokens), hidden, places, self._pools, table, at)
-            tokens = asked.draw(self._decoder.scores(hidden), draft)
+            tokens = asked.draw(self._scores(hidden), draft, self._candidates)
             drafts.append(tokens)
         return Proposal(torch.stack(drafts, 1))
 
     def _write_at(self, table: Tensor, places: Tensor, wanted: Tensor) -> Tensor:
         pages = table.gather(1, (places // self._page_tokens)[:, None])[:, 0]
         return torch.where(wanted, pages * self._page_tokens + places % self._page_tokens, self._padding)
+
+
+def _scores_of(decoder: Decoder, vocabulary: int | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """(what makes scores of hidden states, the tokens whose scores they are; None for all of them)."""
+    if vocabulary is None or vocabulary >= decoder.spec.vocab_size:
+        return decoder.scores, None
+    embedding = decoder.embedding.weight
+    tokens = torch.arange(vocabulary, device=embedding.device)
+    if decoder.head is None:
+        return partial(linear, weight=embedding[:vocabulary]), tokens
+    return decoder.head.first(vocabulary), tokens
