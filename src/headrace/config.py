@@ -72,6 +72,17 @@ class EngineConfig:
     ram_cache_bytes: int = setting(
         0, "Host memory for what requests computed, beside the device's; pinned on a GPU.", metavar="N"
     )
+    speculate: str = setting(
+        "auto", "What drafts tokens that a step then verifies: lookup takes them from the sequence itself. auto is off so "
+        "far.", choices=SPECULATE
+    )
+    draft_tokens: int | None = setting(
+        None, "Most drafts of a sequence in a step, of which there are as many as pay at the time, or none; the drafter's own "
+        "number if not given.", metavar="N"
+    )
+    drafter: str | None = setting(
+        None, "Directory of the drafter for --speculate dflash; for plan the published one if not given.", metavar="DIR"
+    )
     loop: str = setting(
         "auto", "plain waits for each step before it plans the next; overlapped plans it meanwhile, and gives the same tokens. "
         "auto is overlapped on a GPU.", choices=LOOPS
@@ -125,11 +136,6 @@ class PlanConfig:
         "token-head", "Scales of 8-bit keys and values: one for each token and head, or one for all.", choices=KV_SCALES
     )
     vision: str = setting("auto", "Whether a vision tower is in memory; auto is on if the checkpoint has one.", choices=VISION)
-    speculate: str = setting("auto", "What drafts tokens; auto is off so far.", choices=SPECULATE)
-    draft_tokens: int | None = setting(None, "Most drafts of a sequence in a step; the drafter's own number if not given.",
-                                       metavar="N")
-    drafter: str | None = setting(None, "Directory of the drafter for --speculate dflash; the published one if not given.",
-                                  metavar="DIR")
     ssd_cache: str | None = setting(None, "Directory for checkpoints and pages that outlive the engine.", metavar="DIR")
     ssd_cache_bytes: int = setting(0, "Most bytes in that directory.", metavar="N")
 

@@ -13,6 +13,7 @@ from headrace.plan.cards import CARDS, Card, card, card_of_driver
 from headrace.plan.fit import longest_context, most, most_users, outcome
 from headrace.plan.planner import Plan, Request, make_plan
 from headrace.plan.published import published_model
+from headrace.plan.speculation import drafter_extras, drafter_for
 
 MODEL = published_model("qwen3.8-27b:w4a16")
 GEFORCE = ("rtx3090", "rtx3090ti", "rtx4080", "rtx4090", "rtx5070ti", "rtx5080", "rtx5090")
@@ -33,7 +34,8 @@ def test_the_most_is_found(limit: int, largest: int) -> None:
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(st.integers(20, 60), st.integers(1, 40), st.sampled_from(["off", "lookup", "mtp", "dflash"]), st.integers(1, 2))
 def test_the_search_ends_where_fitting_ends(gib: int, users: int, method: str, number: int) -> None:
-    case = plan(*[replace(CARDS["rtx3090"], memory_bytes=gib << 30)] * number, speculate=method).case
+    cards = [replace(CARDS["rtx3090"], memory_bytes=gib << 30)] * number
+    case = plan(*cards, engine=EngineConfig(device="cuda", speculate=method)).case
     longest = longest_context(case, users)
     if longest:
         assert outcome(case, longest, users).fits
@@ -51,11 +53,15 @@ def test_what_is_planned_is_what_the_engine_would_allocate() -> None:
     """For a card with nothing beside, the plan's lines are make_budget's."""
     from headrace.plan.budget import make_budget
 
-    settings = EngineConfig(device="cuda", kv_dtype="fp8")
-    planned = plan(CARDS["rtx4090"], engine=settings, vision="off")
-    (budget,) = outcome(planned.case, None, None).budgets
-    hardware = planned.case.stages[0].hardware
-    assert budget == make_budget(MODEL.spec, MODEL.weight_map, hardware, settings, planned.dtypes)
+    for speculate, drafts in (("off", 0), ("lookup", 7)):
+        settings = EngineConfig(device="cuda", kv_dtype="fp8", speculate=speculate)
+        planned = plan(CARDS["rtx4090"], engine=settings, vision="off")
+        (budget,) = outcome(planned.case, None, None).budgets
+        hardware = planned.case.stages[0].hardware
+        drafter = drafter_for(MODEL, settings, planned.dtypes)
+        extras = drafter_extras(MODEL, settings, planned.dtypes, drafter)
+        assert drafter.drafts == drafts
+        assert budget == make_budget(MODEL.spec, MODEL.weight_map, hardware, settings, planned.dtypes, drafts, extras)
 
 
 def test_cards_are_called_as_people_and_drivers_call_them() -> None:

@@ -33,6 +33,7 @@ from headrace.runner.draft_batch import DraftPacker
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools
 from headrace.runner.progress import draft_slots
+from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
 
 MODEL = declared_model("qwen3.8-27b:w4a16-head8").spec
@@ -123,6 +124,7 @@ def test_numbers_sent_with_drafts_are_as_many_as_planned() -> None:
     layout = CacheLayout(cache_groups(model), 16, (40,), 5, True, 3)
     dtypes, device = Dtypes("float32", "float32", "float32", ()), torch.device("cpu")
     pools = allocate_pools(model, layout, dtypes, device)
-    slots = draft_slots(pools, Sampler(layout.pool_slots, model.vocab_size, device, torch.float32), device)
-    packer = DraftPacker(PageTables(layout, 300, device), slots, 90, layout.pool_slots, 40, device)
+    sampler = Sampler(layout.pool_slots, model.vocab_size, device, torch.float32)
+    slots, tables = draft_slots(pools, sampler, device), PageTables(layout, 300, device)
+    packer = DraftPacker(tables, slots, Proposer(None, slots, tables, sampler, 3), 90, layout.pool_slots, 40, device)
     assert packer.nbytes == upload_bytes(1, 5, layout.pool_slots, 90, 40, graphs=False, drafts=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from headrace.engine.build import build_engine
 from headrace.engine.model_source import find_model
 from headrace.scheduler.drafter import Drafter
 from headrace.speculate.lookup import LookupDrafter
-from headrace.types import Request, SamplingParams
+from headrace.types import EngineStats, Request, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +34,46 @@ def requests() -> list[Request]:
     return made
 
 
-def generate(path: Path, drafter: Drafter | None, loop: str) -> tuple[dict[str, list[int]], int]:
-    """Every request's tokens, and how many steps all took."""
-    config = EngineConfig(device="cpu", dtype="float64", context=128, max_seqs=4, page_tokens=4, loop=loop)
+def generate(path: Path, speculate: str, loop: str, drafter: Drafter | None = None) -> tuple[dict[str, list[int]], EngineStats]:
+    """Every request's tokens, and what was counted."""
+    config = EngineConfig(
+        device="cpu", dtype="float64", context=128, max_seqs=4, page_tokens=4, chunk_tokens=20, loop=loop, speculate=speculate
+    )
     core, found = build_engine(find_model(path, config), config, None, drafter).core, defaultdict[str, list[int]](list)
     for request in requests():
         core.add(request)
     while core.has_work:
         for event in core.step():
             found[event.request] += event.tokens
-    return dict(found), core.stats().steps
+    return dict(found), core.stats()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("loop", ["plain", "overlapped"])
 def test_lookup_changes_no_token_and_saves_steps(hybrid: Path, loop: str) -> None:
-    threads: Any = torch.get_num_threads()
-    torch.set_num_threads(1)
-    expected, plain_steps = generate(hybrid, None, loop)
-    found, steps = generate(hybrid, LookupDrafter(), loop)
-    torch.set_num_threads(threads)
-    assert found == expected and all(len(tokens) == 60 for tokens in found.values())
-    assert steps < 0.9 * plain_steps
+    expected, plain = generate(hybrid, "off", loop)
+    assert all(len(tokens) == 60 for tokens in expected.values()) and not plain.drafted
+    for speculate, drafter in (("off", LookupDrafter()), ("lookup", None)):
+        found, stats = generate(hybrid, speculate, loop, drafter)
+        assert found == expected
+        assert stats.steps < 0.9 * plain.steps
+        assert stats.generation_tokens_total == plain.generation_tokens_total
+        drafts = [stats.drafted, stats.accepted]
+        assert all(list(counts) == sorted(counts, reverse=True) and counts[0] > 0 for counts in drafts)
+        assert all(kept <= made for made, kept in zip(*drafts, strict=True)) and sum(drafts[1]) < sum(drafts[0])
+
+
+def test_a_plain_loop_on_the_device_drafts_what_the_host_would(hybrid: Path) -> None:
+    """Then nothing is uncommitted when either looks; the device is asked where it found something after the row before."""
+    counts = []
+    for speculate, drafter in (("off", LookupDrafter(most=7)), ("lookup", None)):
+        _, stats = generate(hybrid, speculate, "plain", drafter)
+        counts.append((stats.steps, stats.drafted, stats.accepted))
+    assert counts[0] == counts[1]

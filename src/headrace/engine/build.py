@@ -22,19 +22,22 @@ from headrace.hardware import Hardware, detect, ram_bytes
 from headrace.models.spec import WeightMap
 from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model
+from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.prefix_cache import prefix_settings
+from headrace.plan.speculation import drafter_extras, drafter_for, looked_up
 from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
+from headrace.speculate.pace import FixedPace, MeasuredPace, Pace
 from headrace.types import EngineInfo, Request, SamplingParams
 
 if TYPE_CHECKING:
     import torch
 
-    from headrace.runner.runner import Runner
+    from headrace.runner.runner import MakeDrafter, Runner
 
 Progress = Callable[[int, int], None]
 _FIRST_ANSWER_TOKENS = 3
@@ -52,17 +55,27 @@ class BuiltEngine:
     memory: Mapping[str, tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Who proposes drafts: one on the host, or one on the device that takes `memory`; and how many, if that is not measured."""
+
+    host: Drafter | None
+    memory: DrafterMemory
+    pace: Pace | None
+
+
 def load_engine(path: Path, config: EngineConfig, progress: Progress | None) -> BuiltEngine:
     """The engine of the checkpoint at `path`, which random weights need not have. Raises CheckpointError and ConfigError."""
     return build_engine(find_model(None if config.random_weights else path, config), config, progress)
 
 
 def build_engine(
-    model: Model, config: EngineConfig, progress: Progress | None, drafter: Drafter | None = None
+    model: Model, config: EngineConfig, progress: Progress | None, drafter: Drafter | None = None, pace: Pace | None = None
 ) -> BuiltEngine:
     """Allocate all that the budget says and load or make the weights; progress(done_bytes, total_bytes) follows them.
 
-    drafter: whose proposals the engine's rows carry. Raises ConfigError when the settings cannot work or the memory runs out,
+    drafter: one on the host whose proposals rows carry, instead of what the settings say. pace: how many drafts rows have,
+    instead of what is measured to be best. Raises ConfigError when the settings cannot work or the memory runs out,
     CheckpointError when weights cannot be read.
     """
     start = Start()
@@ -70,26 +83,29 @@ def build_engine(
     hardware = detect(config.device)
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
-    drafts, holders = drafter.most if drafter else 0, partial(gpu_processes, hardware.uuid)
+    drafting = NO_DRAFTER if drafter else drafter_for(model, config, dtypes)
+    drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
+    extras = drafter_extras(model, config, dtypes, drafting)
 
     def make(hardware: Hardware) -> Budget:
-        return make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafts)
+        return make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafts, extras)
 
     hardware, budget = budget_beside_others(partial(detect, config.device), make, holders, config.wait_for_gpu)
     try:
-        core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafter, start)
+        drafted = Drafted(drafter, drafting, pace)
+        core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafted, start)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    info = _describe(model, config, budget, dtypes, hardware, start)
+    info = _describe(model, config, budget, dtypes, hardware, drafting, start)
     return BuiltEngine(core, info, runner, start.memory(budget))
 
 
 def _build_core(
     model: Model, budget: Budget, dtypes: Dtypes, hardware: Hardware, config: EngineConfig, progress: Progress | None,
-    drafter: Drafter | None, start: Start,
+    drafted: Drafted, start: Start,
 ) -> tuple[EngineCore, Runner]:
     import torch
 
@@ -123,6 +139,7 @@ def _build_core(
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
+        make_drafter=_drafter_maker(model, budget, config, drafted.memory, place),
     )
     if start.taken:
         held, graphs = runner.held_bytes(), runner.graph_bytes
@@ -138,8 +155,31 @@ def _build_core(
     if config.verify_fit:
         start.fit = verify_fit(runner, budget, place, model.spec.vocab_size, others_bytes)
         start.lap("the largest steps")
-    scheduler = Scheduler(budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafter, prefixes=prefixes)
+    pace = drafted.pace or (_pace(runner, budget, start) if drafted.memory.drafts else None)
+    scheduler = Scheduler(
+        budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafted.host, prefixes=prefixes, pace=pace
+    )
     return EngineCore(scheduler, runner, depth=execution.depth), runner
+
+
+def _drafter_maker(
+    model: Model, budget: Budget, config: EngineConfig, memory: DrafterMemory, place: torch.device
+) -> MakeDrafter | None:
+    from headrace.speculate.device_lookup import DeviceLookup
+
+    if memory.method == "off":
+        return None
+    if memory.method != "lookup":
+        raise ConfigError(f"--speculate {memory.method}: `serve` has no such drafter yet")
+    return lambda pools: DeviceLookup(memory.drafts, budget.layout.pool_slots, looked_up(model, config), place)
+
+
+def _pace(runner: Runner, budget: Budget, start: Start) -> Pace:
+    """As many drafts as pay, by what captured steps take; where none is captured, all that there are."""
+    most = budget.layout.drafts
+    costs = runner.step_costs(budget.context)
+    start.lap("times of steps")
+    return FixedPace(most, most) if costs is None else MeasuredPace(budget.layout.slots, most, costs)
 
 
 def _reserve(workspace_bytes: int, place: torch.device) -> None:
@@ -171,7 +211,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _describe(
-    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, start: Start
+    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, drafting: DrafterMemory,
+    start: Start,
 ) -> EngineInfo:
     execution = resolve_execution(config, hardware, dtypes.compute)
     _, kept = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
@@ -185,9 +226,17 @@ def _describe(
         page_tokens=budget.layout.page_tokens,
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
-        notes=(*dtypes.notes, *execution.notes, *budget.notes, kept, *_unused(model.weight_map), *start.notes(budget)),
+        notes=(
+            *dtypes.notes, *execution.notes, *_drafting_notes(drafting), *budget.notes, kept, *_unused(model.weight_map),
+            *start.notes(budget),
+        ),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
+
+
+def _drafting_notes(drafting: DrafterMemory) -> tuple[str, ...]:
+    drafts = "" if drafting.method == "off" else f", up to {drafting.drafts} drafts of a sequence in a step"
+    return (f"speculate: {drafting.method}{drafts}",)
 
 
 def _unused(weights: WeightMap) -> list[str]:

@@ -12,7 +12,7 @@ from headrace.config import Dtype, EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import ModelSpec, Weight, WeightMap
-from headrace.plan.draft_memory import PROGRESS_BYTES, ring_bytes
+from headrace.plan.draft_memory import progress_bytes, ring_bytes
 from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
 from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.extras import NONE, BudgetLine, Extras
@@ -244,7 +244,7 @@ def _fixed_lines(
     if low_bit and hardware.kind == "cuda" and sizes.narrow > 2:
         lines.append(BudgetLine("low-bit workspace", decoded_bytes(weights, sizes.exact), "the largest packed weight, decoded"))
     if drafts:
-        slot_bytes = ring_bytes(spec, dtypes, drafts) + PROGRESS_BYTES
+        slot_bytes = ring_bytes(spec, dtypes, drafts) + progress_bytes(drafts)
         why = f"{slots} slots of {slot_bytes:,} bytes for up to {drafts} drafts a row, one of them padding"
         lines.append(BudgetLine("drafts", slots * slot_bytes, why))
     if graphs:

@@ -2,7 +2,8 @@
 
 The ring: two halves of K drafts in every Gated DeltaNet layer, each with its key, delta, summed decay and convolution inputs
 (`kernels.gated_delta_verify.Ring`). And how far the sequence is, which only the device knows while drafts are being verified:
-its position and its end as int64, whether its message has ended as a byte, pending drafts and the ring's half as int32.
+its position and its end as int64, whether its message has ended as a byte, pending drafts and the ring's half as int32. And
+the newest drafts that a drafter on the device made for it, int64 each.
 """
 
 from __future__ import annotations
@@ -10,7 +11,17 @@ from __future__ import annotations
 from headrace.models.spec import GatedDeltaSpec, ModelSpec
 from headrace.plan.dtypes import Dtypes, itemsize, ring_type
 
-PROGRESS_BYTES = 2 * 8 + 1 + 2 * 4
+_PROGRESS_BYTES, _DRAFT_BYTES = 2 * 8 + 1 + 2 * 4, 8
+
+
+def progress_bytes(drafts: int) -> int:
+    """Of one slot, beside its ring."""
+    return _PROGRESS_BYTES + drafts * _DRAFT_BYTES
+
+
+def lookup_bytes(context: int) -> int:
+    """Of one slot of drafts by lookup: its tokens as int32, and where its newest ones stood before, int64."""
+    return 4 * context + 8
 
 
 def ring_bytes(spec: ModelSpec, dtypes: Dtypes, drafts: int) -> int:

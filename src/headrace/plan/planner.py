@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import cast
 
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
@@ -14,11 +12,12 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.budget import DEFAULT_GPU_FRACTION, check_settings, state_bytes_per_sequence
 from headrace.plan.cards import Card, card, card_of_driver
 from headrace.plan.checkpoint import Model
-from headrace.plan.drafters import DrafterMemory, Method, drafter_memory
+from headrace.plan.drafters import DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Case
 from headrace.plan.host_memory import check_host_memory
+from headrace.plan.speculation import drafter_extras, drafter_for
 from headrace.plan.stages import split
 
 STAGED_SLOTS = 2
@@ -88,12 +87,10 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     dtypes = resolve_dtypes(request.engine, devices[0], model.checkpoint.dtype)
     if settings.kv_scales == "one" and not has_scales(dtypes.kv):
         raise ConfigError("--kv-scales one is for --kv-dtype fp8 and int8")
-    method = cast(Method, "off" if settings.speculate == "auto" else settings.speculate)
-    drafter = drafter_memory(model, method, settings.draft_tokens, Path(settings.drafter) if settings.drafter else None, dtypes)
+    drafter = drafter_for(model, request.engine, dtypes)
+    extras = replace(drafter_extras(model, request.engine, dtypes, drafter), one_scale=settings.kv_scales == "one")
     spec = replace(model.spec, drafter=drafter.cache)
-    stages = split(
-        spec, model.weight_map, devices, dtypes, _vision(model, settings), _extras(model, settings, dtypes, drafter)
-    )
+    stages = split(spec, model.weight_map, devices, dtypes, _vision(model, settings), extras)
     stages = tuple(replace(stage, extras=_with_staging(stage.extras, stage.spec, request, dtypes)) for stage in stages)
     engine = request.engine
     if engine.gpu_checkpoint_bytes is not None:
@@ -120,19 +117,6 @@ def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
     stored = sum(model.checkpoint.tensors[name].nbytes for name in names)
     why = f"{len(names)} tensors of the vision tower, which `serve` leaves out so far (--vision off)"
     return (BudgetLine("weights vision", stored, why),)
-
-
-def _extras(model: Model, settings: PlanConfig, dtypes: Dtypes, drafter: DrafterMemory) -> Extras:
-    """The drafter's, on the last card."""
-    hidden = drafter.slot_bytes(model.spec.hidden, dtypes)
-    why = f"{drafter.taps} hidden states of each token that the drafter has not seen yet, and of the last one"
-    return Extras(
-        lines=drafter.lines,
-        slot_bytes=hidden,
-        slot_why=why,
-        groups=(drafter.group,) if drafter.group else (),
-        one_scale=settings.kv_scales == "one",
-    )
 
 
 def _with_staging(extras: Extras, spec: ModelSpec, request: Request, dtypes: Dtypes) -> Extras:

@@ -142,7 +142,7 @@ def _drafts(plan: Plan) -> Iterator[_Change]:
     if method == "off":
         return
     if plan.drafter.drafts > 1:
-        yield _planned("drafts", "draft-tokens", 1)
+        yield _engine("drafts", "draft-tokens", 1)
     if method == "dflash" and plan.model.weight_map.kept:
         settings = {"speculate": "mtp"}
         yield _Change("drafts", settings, lambda request: _without_drafter(request, "mtp"))
@@ -150,7 +150,7 @@ def _drafts(plan: Plan) -> Iterator[_Change]:
 
 
 def _without_drafter(request: Request, method: str) -> Request:
-    return replace(request, plan=replace(request.plan, speculate=method, drafter=None, draft_tokens=None))
+    return replace(request, engine=replace(request.engine, speculate=method, drafter=None, draft_tokens=None))
 
 
 def _checkpoints(plan: Plan) -> Iterator[_Change]:
@@ -174,8 +174,3 @@ def _format(name: str) -> _Change:
 def _engine(kind: str, flag: str, value: Any) -> _Change:
     field = flag.replace("-", "_")
     return _Change(kind, {flag: value}, lambda request: replace(request, engine=replace(request.engine, **{field: value})))
-
-
-def _planned(kind: str, flag: str, value: Any) -> _Change:
-    field = flag.replace("-", "_")
-    return _Change(kind, {flag: value}, lambda request: replace(request, plan=replace(request.plan, **{field: value})))

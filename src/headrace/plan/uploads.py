@@ -17,9 +17,9 @@ def step_words(tokens: int, rows: int, pages: int, *, drafts: bool = False) -> i
     row, of which there are no more than tokens, its slot, length, offset, and three numbers for sampling. With drafts a token
     has its id, its row and place in it, and itself and its run if something is drawn behind it; a row its slot, offset,
     certain tokens and length, and if it samples its place among the rows, its last certain token, its first place, its draft
-    count and whether its first token is on the device.
+    count, whether its first token is on the device, and how many drafts it is asked for.
     """
-    return 5 * tokens + (9 if drafts else 6) * min(tokens, rows) + 2 * pages + 8
+    return 5 * tokens + (10 if drafts else 6) * min(tokens, rows) + 2 * pages + 8
 
 
 def graph_words(rows: int, groups: int) -> int:

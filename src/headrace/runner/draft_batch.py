@@ -14,6 +14,7 @@ from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.layers.batch import Batch, Deferred
 from headrace.plan.uploads import step_words
 from headrace.runner.page_tables import PageTables
+from headrace.runner.proposer import Proposer
 from headrace.runner.upload import Upload
 from headrace.types import Row
 
@@ -46,17 +47,20 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """A batch, and the runs to be drawn behind it. others: the rows that sample nothing; certain [R] int64: tokens."""
+    """A batch, and the runs to be drawn behind it. others: the rows that sample nothing; certain [R] int64: tokens; starts [R]
+    int64: positions of the rows' first ones.
+    """
 
     batch: Batch
     runs: Runs | None
     certain: Tensor
+    starts: Tensor
     others: Tensor | None = None
 
 
 def tokens_of(row: Row) -> int:
     """Certain tokens and drafts."""
-    return (len(row.tokens) or 1) + len(row.drafts)
+    return (len(row.tokens) or 1) + row.draft_count
 
 
 def short_first(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -70,9 +74,10 @@ class DraftPacker:
     """
 
     def __init__(
-        self, tables: PageTables, slots: DraftSlots, max_tokens: int, max_rows: int, pages: int, device: torch.device
+        self, tables: PageTables, slots: DraftSlots, proposer: Proposer, max_tokens: int, max_rows: int, pages: int,
+        device: torch.device,
     ) -> None:
-        self._tables, self._slots = tables, slots
+        self._tables, self._slots, self._proposer = tables, slots, proposer
         self._upload = Upload(step_words(max_tokens, max_rows, pages, drafts=True), device)
 
     @property
@@ -88,7 +93,7 @@ class DraftPacker:
         offsets = np.concatenate(([0], counts.cumsum()))
         owner = upload.add(np.arange(len(rows)).repeat(counts))
         within = upload.add(np.arange(offsets[-1]) - offsets[:-1].repeat(counts))
-        known = upload.add([token for row in rows for token in (*(row.tokens or (0,)), *row.drafts)])
+        known = upload.add([token for row in rows for token in (*(row.tokens or (0,)), *row.drafts, *(-1,) * row.asked)])
         slots, certain = upload.add([row.slot for row in rows]), upload.add(sure)
         row_counts, row_offsets = upload.add(counts), upload.add(offsets, torch.int32)
         carried = upload.add([i for i, row in enumerate(rows) if not row.tokens])
@@ -96,6 +101,7 @@ class DraftPacker:
         sampled = np.array([i for i, row in enumerate(rows) if row.samples], dtype=np.int64)
         last, places = (offsets[:-1] + sure - 1)[sampled], (counts - sure)[sampled] + 1
         begins = places.cumsum() - places
+        asked = upload.add([row.asked for row in rows])
         runs_at, run_last, run_counts = upload.add(sampled), upload.add(last, torch.int32), upload.add(places - 1)
         run_begins, place_run = upload.add(begins, torch.int32), upload.add(np.arange(len(sampled)).repeat(places))
         place_at = upload.add(np.arange(places.sum()) + (last - begins).repeat(places))
@@ -111,6 +117,11 @@ class DraftPacker:
         # Behind the sequence's end nobody has taken a page.
         written_to = torch.where(positions < kept.ends[of_token], of_token, self._tables.padding_slot)
         tokens = at(known)
+        if most := max(row.asked for row in rows):
+            wanted = torch.where(at(asked) > 0, where, self._tables.padding_slot)
+            self._proposer.propose(wanted, at(asked), self._proposer.depth(most), self._proposer.tables(wanted))
+            place = (at(within) - at(certain)[at(owner)]).clamp(0, most - 1)
+            tokens = torch.where(tokens < 0, self._proposer.proposed[of_token, place], tokens)
         if carried.count:
             tokens.index_copy_(0, at(row_offsets).long()[at(carried)], kept.next_tokens[where[at(carried)]])
         batch = Batch(
@@ -132,7 +143,7 @@ class DraftPacker:
                 run_slots[at(place_run)], positions[at(place_at)] + 1, tuple(names),
                 tuple(np.array(names).repeat(places).tolist()), tuple(begins.tolist()), int(places.max()),
             )
-        return DraftStep(batch, runs, at(certain), at(others) if others.count else None)
+        return DraftStep(batch, runs, at(certain), starts, at(others) if others.count else None)
 
 
 def _deferred(certain: Tensor, slots: Tensor, counts: np.ndarray, folds: bool) -> Deferred:

@@ -19,13 +19,15 @@ from headrace.plan.graph_rows import bucket_of, draft_widths
 from headrace.runner.draft_batch import Runs
 from headrace.runner.graphs import memory_counts
 from headrace.runner.page_tables import PageTables
+from headrace.runner.proposal_graphs import ProposalGraph
+from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
 from headrace.runner.upload import Span, Upload
 from headrace.runner.verify import DrawnRuns, Verifier
 from headrace.types import Row
 
 _WARM_UPS = 2
-_STEP, _IN_TURN, _TOGETHER = "step", "in turn", "together"
+_STEP, _IN_TURN, _TOGETHER, _OBSERVE = "step", "in turn", "together", "observe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class DraftInputs:
     """What changes from step to step, at fixed places in an upload; R rows of T tokens in all, U page updates at most."""
 
     slots: Span  # [R] int64
-    drafts: Span  # [T] int64; a row's first token is its slot's next input
+    drafts: Span  # [T] int64, below 0 for those of a drafter on the device; a row's first token is its slot's next input
     counts: Span  # [R] int64, of drafts
     offsets: Span  # [R + 1] int32
     updated: Span  # [U] int64, indices of the page tables' entries
@@ -51,6 +53,7 @@ class DraftCaptured:
     sampler: Sampler
     captured: Verifier
     eager: Verifier
+    proposer: Proposer
     memory: Any  # torch's handle of the pool
 
 
@@ -60,6 +63,7 @@ class DraftGraph:
     Tokens that the rows lack follow their drafts, and count for nothing: nobody looks at what they compute, and their keys and
     values go to the padding page. Rows that a step lacks are padding. With a width of 1 the step is an engine's without drafts.
     Drawing, accepting and moving on is a graph of its own, of two kinds, or left out for rows that the host must help to draw.
+    With a drafter on the device what it observes of the step is another, behind that.
     """
 
     def __init__(self, size: int, width: int, most: int, over: DraftCaptured) -> None:
@@ -82,23 +86,38 @@ class DraftGraph:
         for _ in range(_WARM_UPS):
             computed = self._compute()
             for kind in self._kinds:
-                self._finish(kind, *computed)
+                self._finish(kind, *computed[:2])
+            self._observe(*computed)
 
     def capture(self) -> None:
         """After this the step can be replayed."""
         for kind in (_STEP, *self._kinds):
             self._graphs[kind] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graphs[kind], pool=self._over.memory):
-                self._made[kind] = self._compute() if kind == _STEP else self._finish(kind, *self._made[_STEP])
+                self._made[kind] = self._compute() if kind == _STEP else self._finish(kind, *self._made[_STEP][:2])
+        if self._over.proposer.drafter is not None:
+            self._graphs[_OBSERVE] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graphs[_OBSERVE], pool=self._over.memory):
+                self._made[_OBSERVE] = self._observe(*self._made[_STEP])
 
-    def replay(self, rows: tuple[Row, ...]) -> DrawnRuns:
-        """Run the step for `rows`, of which there are at most `size`, draw their tokens, and move their slots on."""
+    def replay(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns, Tensor | None]:
+        """Run the step for `rows`, of which there are at most `size`, draw their tokens, and move their slots on; and whether
+        there is anything to propose for each, of a drafter that says so.
+        """
         self._write(rows)
         self._upload.send()
         self._run(_STEP)
+        drawn = self._drawn(rows)
+        if self._over.proposer.drafter is None:
+            return drawn, None
+        self._run(_OBSERVE)
+        proposes: Tensor | None = self._made[_OBSERVE]
+        return drawn, None if proposes is None else proposes[: len(rows)]
+
+    def _drawn(self, rows: tuple[Row, ...]) -> DrawnRuns:
         names, sampler = tuple(row.slot for row in rows), self._over.sampler
         if not self._draws(names):
-            runs, hidden = self._made[_STEP]
+            runs, hidden = self._made[_STEP][:2]
             return self._over.eager.draw(self._named(runs, names), hidden, deferred=self._deferred is not None)
         kind = _TOGETHER if _TOGETHER in self._kinds and sampler.independent(names) else _IN_TURN
         self._run(kind)
@@ -120,19 +139,19 @@ class DraftGraph:
 
     def _write(self, rows: tuple[Row, ...]) -> DraftInputs:
         upload, spare = self._upload, self.size - len(rows)
-        widths = self._widths([1 + len(row.drafts) for row in rows] + [1] * spare)
+        widths = self._widths([1 + row.draft_count for row in rows] + [1] * spare)
         offsets = [0, *accumulate(widths)]
         self._begins = tuple(offsets[:-1])
         drafts = [0] * self.tokens
         for begin, row in zip(self._begins, rows, strict=False):
-            drafts[begin + 1 : begin + 1 + len(row.drafts)] = row.drafts
+            drafts[begin + 1 : begin + 1 + row.draft_count] = row.drafts or (-1,) * row.asked
         indices, pages = self._tables.places((row.slot, update) for row in rows for update in row.page_updates)
         idle = self.most_updates - len(indices)
         upload.begin()
         return DraftInputs(
             slots=upload.add([row.slot for row in rows] + [self._tables.padding_slot] * spare),
             drafts=upload.add(drafts),
-            counts=upload.add([len(row.drafts) for row in rows] + [0] * spare),
+            counts=upload.add([row.draft_count for row in rows] + [0] * spare),
             offsets=upload.add(offsets, torch.int32),
             updated=upload.add(indices + [self._tables.padding_entry] * idle),
             pages=upload.add(pages + [self._tables.padding_page] * idle),
@@ -147,10 +166,16 @@ class DraftGraph:
             left -= more
         return widths
 
-    def _compute(self) -> tuple[Runs, Tensor]:
-        """The rows' runs, and the hidden states [tokens, hidden] of their tokens."""
+    def _compute(self) -> tuple[Runs, Tensor, Batch, tuple[Tensor, ...]]:
+        """The rows' runs, the hidden states [tokens, hidden] of their tokens, and what else a drafter reads."""
         batch, runs = self._batch()
-        return runs, self._over.decoder(batch, self._over.pools)
+        hidden, taps = self._over.decoder.tapped(batch, self._over.pools, self._over.proposer.taps)
+        return runs, hidden, batch, taps
+
+    def _observe(self, runs: Runs, hidden: Tensor, batch: Batch, taps: tuple[Tensor, ...]) -> Tensor | None:
+        proposer = self._over.proposer
+        samples = torch.ones(self.size, dtype=torch.bool, device=hidden.device)
+        return proposer.observe(batch, taps, hidden, runs.positions, samples) if proposer.drafter else None
 
     def _finish(self, kind: str, runs: Runs, hidden: Tensor) -> DrawnRuns:
         verifier = self._over.captured
@@ -167,7 +192,8 @@ class DraftGraph:
             tables.entries, at(inputs.updated), at(inputs.pages), kept.next_tokens, where, starts, tables.page_tokens
         )
         tokens, places = row_places(
-            found, newest, offsets, positions, written, at(inputs.drafts), self._nowhere, tables.page_tokens
+            found, newest, offsets, positions, written, at(inputs.drafts), self._over.proposer.proposed, where, self._nowhere,
+            tables.page_tokens,
         )
         batch = Batch(
             tokens=tokens,
@@ -203,15 +229,36 @@ class DraftGraphs:
     """The graphs of all sizes and widths. taken: the memory that they took."""
 
     def __init__(self, sizes: tuple[int, ...], drafts: int, over: DraftCaptured) -> None:
-        self._sizes, self._widths = sizes, draft_widths(drafts)
+        self._sizes, self._widths, self._proposer = sizes, draft_widths(drafts), over.proposer
         shapes = [(size, width) for width in reversed((1, *self._widths)) for size in reversed(sizes)]
         self._graphs = {(size, width): DraftGraph(size, width, 1 + drafts, over) for size, width in shapes}
+        proposer = self._proposer
+        self._proposals = {
+            (size, depth): ProposalGraph(size, depth, proposer, over.slots, over.tables)
+            for size in reversed(sizes) for depth in (reversed(proposer.drafter.depths) if proposer.drafter else ())
+        }
         for graph in self._graphs.values():
             graph.warm_up()
+        for proposal in self._proposals.values():
+            proposal.warm_up()
         before = memory_counts()
         for graph in self._graphs.values():  # the largest first: the smaller ones fit into its memory
             graph.capture()
+        for proposal in self._proposals.values():
+            proposal.capture(over.memory)
         self.taken = memory_counts().beyond(before)
+
+    @property
+    def all(self) -> tuple[DraftGraph, ...]:
+        """Every graph of a step."""
+        return tuple(self._graphs.values())
+
+    def propose(self, rows: tuple[Row, ...]) -> None:
+        """For rows that have a graph: what they are asked for."""
+        if most := max(row.asked for row in rows):
+            size = bucket_of(len(rows), self._sizes)
+            assert size is not None
+            self._proposals[size, self._proposer.depth(most)].propose(rows)
 
     def graph_for(self, rows: tuple[Row, ...], *, deferred: bool) -> DraftGraph | None:
         """The graph that runs these rows; None if one has known tokens or draws none, or there is no graph so large.
@@ -221,7 +268,7 @@ class DraftGraphs:
         size = bucket_of(len(rows), self._sizes)
         if size is None or any(row.tokens or not row.samples for row in rows):
             return None
-        tokens = size + sum(len(row.drafts) for row in rows)
+        tokens = size + sum(row.draft_count for row in rows)
         width = next(width for width in self._widths if size * width >= tokens) if deferred else 1
         graph = self._graphs[size, width]
         updates = sum(len(update.pages) for row in rows for update in row.page_updates)

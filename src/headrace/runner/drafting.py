@@ -10,12 +10,14 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout
 from headrace.layers.batch import Pools
 from headrace.models.decoder import Decoder
-from headrace.runner.draft_batch import DraftPacker
+from headrace.runner.draft_batch import DraftPacker, DraftStep
 from headrace.runner.draft_graphs import DraftCaptured, DraftGraphs
 from headrace.runner.page_tables import PageTables
 from headrace.runner.progress import begin, draft_slots
+from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
 from headrace.runner.verify import DrawnRuns, Verifier
+from headrace.speculate.drafter import DeviceDrafter
 from headrace.types import Admission, Row
 
 
@@ -27,14 +29,15 @@ class Drafting:
 
     def __init__(
         self, layout: CacheLayout, decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler, most_tokens: int,
-        device: torch.device,
+        device: torch.device, drafter: DeviceDrafter | None = None,
     ) -> None:
-        self._decoder, self._pools, self._tables, self._sampler = decoder, pools, tables, sampler
+        self._decoder, self._pools, self.tables, self._sampler = decoder, pools, tables, sampler
         self._drafts = layout.drafts
         self.graphs: DraftGraphs | None = None
         self.slots = draft_slots(pools, sampler, device)
         self._verifier = Verifier(decoder.logits, sampler, self.slots)
-        self._packer = DraftPacker(tables, self.slots, most_tokens, layout.pool_slots, sum(layout.pages), device)
+        self.proposer = Proposer(drafter, self.slots, tables, sampler, layout.drafts)
+        self._packer = DraftPacker(tables, self.slots, self.proposer, most_tokens, layout.pool_slots, sum(layout.pages), device)
         self._pends = [False] * layout.slots  # whether drafts of the slot's last row may have been accepted
 
     @property
@@ -44,6 +47,7 @@ class Drafting:
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         begin(self.slots, admissions)
+        self.proposer.admit(admissions)
         for admission in admissions:
             self._pends[admission.slot] = False
 
@@ -51,19 +55,31 @@ class Drafting:
         """Capture steps of so many rows as graphs."""
         captured = Verifier(self._decoder.scores, self._sampler, self.slots)
         self.graphs = DraftGraphs(sizes, self._drafts, DraftCaptured(
-            self._decoder, self._pools, self._tables, self.slots, self._sampler, captured, self._verifier,
-            torch.cuda.graph_pool_handle(),
+            self._decoder, self._pools, self.tables, self.slots, self._sampler, captured, self._verifier,
+            self.proposer, torch.cuda.graph_pool_handle(),
         ))
 
-    def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor | None]:
-        """A step of rows that are `short_first`: what they drew, and the hidden states of all tokens if any were known."""
-        deferred = any(row.drafts or self._pends[row.slot] for row in rows)
+    def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor | None, Tensor | None]:
+        """A step of rows that are `short_first`: what they drew, the hidden states of all tokens if any were known, and of each
+        row [R] whether the drafter on the device, if there is one that says so, has anything to propose.
+        """
+        deferred = any(row.draft_count or self._pends[row.slot] for row in rows)
         graph = self.graphs.graph_for(rows, deferred=deferred) if self.graphs else None
         folds = any(row.tokens and self._pends[row.slot] for row in rows)
         for row in rows:
-            self._pends[row.slot] = bool(row.drafts)
+            self._pends[row.slot] = row.draft_count > 0
         if graph is not None:
-            return graph.replay(rows), None
+            assert self.graphs is not None
+            self.graphs.propose(rows)
+            replayed, proposes = graph.replay(rows)
+            return replayed, None, proposes
         step = self._packer.pack(rows, deferred=deferred, folds=folds)
-        hidden = self._decoder(step.batch, self._pools)
-        return self._verifier.finish(step, hidden), hidden
+        hidden, taps = self._decoder.tapped(step.batch, self._pools, self.proposer.taps)
+        drawn = self._verifier.finish(step, hidden)
+        return drawn, hidden, self._observe(step, taps, hidden) if self.proposer.drafter else None
+
+    def _observe(self, step: DraftStep, taps: tuple[Tensor, ...], hidden: Tensor) -> Tensor | None:
+        samples = torch.ones(len(step.starts), dtype=torch.bool, device=step.starts.device)
+        if step.others is not None:
+            samples.index_fill_(0, step.others, False)
+        return self.proposer.observe(step.batch, taps, hidden, step.starts, samples)

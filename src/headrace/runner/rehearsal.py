@@ -23,6 +23,7 @@ from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools
 from headrace.runner.progress import draft_slots
 from headrace.runner.prompt_batch import batch_of, write
+from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
 from headrace.runner.verify import Verifier
 from headrace.types import Row
@@ -105,7 +106,8 @@ def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dty
     compute: torch.dtype = getattr(torch, dtypes.compute)
     sampler = Sampler(small.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
     slots = draft_slots(pools, sampler, device)
-    packer = DraftPacker(tables, slots, layout.slots * (1 + layout.drafts) + MAX_TOKENS, layout.slots, 0, device)
+    proposer = Proposer(None, slots, tables, sampler, layout.drafts)
+    packer = DraftPacker(tables, slots, proposer, layout.slots * (1 + layout.drafts) + MAX_TOKENS, layout.slots, 0, device)
     verifier = Verifier(decoder.scores if device.type == "cuda" else decoder.logits, sampler, slots)
     for rows in row_buckets(layout.slots):
         drafted = tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
+from headrace.layers.batch import Pools
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.blocks import block_bytes
@@ -29,7 +30,10 @@ from headrace.runner.prompt_batch import singles_first
 from headrace.runner.prompt_graphs import PromptGraphs
 from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.scores import TokenScores
+from headrace.runner.step_times import StepTimes
 from headrace.runner.verify import DrawnRuns
+from headrace.speculate.costs import StepCosts
+from headrace.speculate.drafter import DeviceDrafter
 from headrace.types import Admission, PageUpdate, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
 
 
@@ -46,16 +50,20 @@ class PromptScores:
         return tuple(entry for part in self.parts for entry in part.read())
 
 
+MakeDrafter = Callable[[Pools], DeviceDrafter]
+
+
 class PendingStep:
     """A step that the device may still be working on. Its outcome is on the way to the host when this is made."""
 
     def __init__(
         self, plan: StepPlan, rows: tuple[Row, ...], drawn: Drawn | DrawnRuns | None, prompt_scores: dict[int, PromptScores],
-        device: torch.device,
+        device: torch.device, proposes: Tensor | None = None,
     ) -> None:
         self._plan = plan
         self._rows = rows  # the plan's, in the batch's order
         self._drawn = drawn.to_host() if drawn else None
+        self._proposes = None if proposes is None else proposes.to("cpu", non_blocking=True)
         self._prompt_scores = {sequence: scores.to_host() for sequence, scores in prompt_scores.items()}
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
@@ -67,10 +75,11 @@ class PendingStep:
             self._arrived.synchronize()
         drawn = self._drawn.results() if self._drawn else iter(())
         found = {}
-        for row in self._rows:
+        proposes = [True] * len(self._rows) if self._proposes is None else self._proposes.bool().tolist()
+        for row, more in zip(self._rows, proposes, strict=True):
             scores = self._prompt_scores.get(row.sequence)
             tokens, logprobs = next(drawn) if row.samples else ((), ())
-            found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else ())
+            found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else (), more)
         return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows))
 
 
@@ -81,6 +90,7 @@ class Runner:
     has room for. With graphs, on a GPU and a layout with padding, steps of decoding rows, and without drafts those with prompts
     of few tokens too, are captured here, and replayed. The tokens are the same. A model whose operations cannot be captured
     runs eagerly, unless graphs are required. host: pages and checkpoints in host memory, if plans copy to and from it.
+    make_drafter: of the pools, the drafter on the device whose proposals rows may ask for.
     """
 
     def __init__(
@@ -96,6 +106,7 @@ class Runner:
         graphs: bool = True,
         graphs_required: bool = False,
         host: CacheLayout | None = None,
+        make_drafter: MakeDrafter | None = None,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
         self.layout = layout
@@ -113,8 +124,9 @@ class Runner:
         self._graphs_required = graphs_required
         most_tokens, pages = chunk_tokens + layout.slots * (1 + layout.drafts), sum(layout.pages)
         self._packer = None if layout.drafts else Packer(self._tables, most_tokens, layout.pool_slots, pages, device)
+        drafter = make_drafter(self._pools) if make_drafter else None
         self._drafting = Drafting(
-            layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device
+            layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device, drafter
         ) if layout.drafts else None
         self._graphs: DecodeGraphs | None = None
         self._prompts: PromptGraphs | None = None
@@ -128,9 +140,9 @@ class Runner:
         self._prepare(plan)
         if self._drafting is not None:
             rows = short_first(plan.rows)
-            drafted, hidden = self._drafting.run(rows)
+            drafted, hidden, proposes = self._drafting.run(rows)
             scores = {} if hidden is None else self._prompt_scores(rows, hidden)
-            return PendingStep(plan, rows, drafted, scores, self._device)
+            return PendingStep(plan, rows, drafted, scores, self._device, proposes)
         scored = any(self._scored(row) is not None for row in plan.rows)
         graph = self._graphs.graph_for(plan.rows) if self._graphs else None
         if graph is not None:
@@ -176,6 +188,10 @@ class Runner:
             if tensor is not None:
                 tensor.uniform_(0.01, 0.02, generator=generator)
 
+    def step_costs(self, context: int) -> StepCosts | None:
+        """What steps take, for sequences of up to `context` tokens. No sequence may be there."""
+        return StepTimes(self._drafting, self.layout, context).measure() if self._drafting else None
+
     def parameters(self) -> dict[str, Tensor]:
         """The model's weights by name."""
         return dict(self._decoder.named_parameters())
@@ -187,12 +203,14 @@ class Runner:
     def held_bytes(self) -> dict[str, int]:
         """Of the tensors that are there for good, by the line of the budget that planned them."""
         held = {"weights": total_bytes(self._decoder.parameters()), "sampler": total_bytes(self._sampler_tensors())}
+        held |= {"draft inputs": self._drafter_bytes} if self._drafter_bytes else {}
         return held | {"tables": self._tables.entries.nbytes + self._sent_bytes} | pool_bytes(self._pools, self.layout)
 
     def allocated_bytes(self) -> int:
         """What PyTorch's allocator counts for these tensors, and for those that the graphs made."""
         tensors = (*self._decoder.parameters(), *self._sampler_tensors(), self._tables.entries, *pool_tensors(self._pools))
-        return allocated_bytes(tensors) + block_bytes(self._sent_bytes) + self.graph_bytes.get("graphs_tensors", 0)
+        blocks = block_bytes(self._sent_bytes) + block_bytes(self._drafter_bytes)
+        return allocated_bytes(tensors) + blocks + self.graph_bytes.get("graphs_tensors", 0)
 
     @property
     def graph_bytes(self) -> dict[str, int]:
@@ -204,6 +222,11 @@ class Runner:
 
     def _sampler_tensors(self) -> tuple[Tensor, ...]:
         return *self._sampler.state.tensors(), self._sampler.next_tokens
+
+    @property
+    def _drafter_bytes(self) -> int:
+        """Of what the drafter on the device keeps."""
+        return self._drafting.proposer.drafter.nbytes if self._drafting and self._drafting.proposer.drafter else 0
 
     @property
     def _sent_bytes(self) -> int:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.slots import SlotPool
+from headrace.scheduler.draft_counts import DraftCounts
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.prefixes import Lookup, Prefixes
 from headrace.scheduler.queue import WaitingQueue
 from headrace.scheduler.sequence import Holding, Sequence
+from headrace.speculate.pace import Pace
 from headrace.types import (
     Admission,
     EngineStats,
@@ -54,13 +56,16 @@ class Scheduler:
     few more would cost another row of tiles. When pages run out the youngest running sequence gives up its own and is computed
     again later; drafts alone are left out for want of pages.
 
-    prefixes: with them, what sequences computed is kept in the pages that nobody else needs, for those that begin alike.
+    prefixes: with them, what sequences computed is kept in the pages that nobody else needs, for those that begin alike. pace:
+    how many drafts rows have of a drafter on the device; `drafter` is one on the host.
     """
 
     def __init__(
-        self, layout: CacheLayout, *, chunk_tokens: int, drafter: Drafter | None = None, prefixes: PrefixSettings | None = None
+        self, layout: CacheLayout, *, chunk_tokens: int, drafter: Drafter | None = None, prefixes: PrefixSettings | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._drafter, self._verifies = drafter, layout.drafts > 0
+        self._drafts = DraftCounts(layout.drafts, pace)
         self._slots = SlotPool(layout.slots)
         self._prefixes = Prefixes(layout, prefixes)
         self._chunk_tokens = chunk_tokens
@@ -125,6 +130,10 @@ class Scheduler:
             restores_total=prefixes.restores,
             prefix_hits_total=prefixes.hits,
             prefix_misses=tuple((miss.name.lower(), count) for miss, count in prefixes.misses.items()),
+            drafted=tuple(self._drafts.made),
+            accepted=tuple(self._drafts.kept),
+            draft_tokens_chosen=self._drafts.chosen,
+            draft_gain=self._drafts.gain,
         )
 
     # Planning
@@ -134,7 +143,7 @@ class Scheduler:
         self._prefixes.begin_plan()
         step = _Step(self._chunk_tokens, [], [], [], [])
         prompts = self._plan_decoding(step)
-        step.prompt_tokens_left -= min(sum(1 + len(row.drafts) for row in step.rows), self._chunk_tokens // 2)
+        step.prompt_tokens_left -= min(sum(1 + row.draft_count for row in step.rows), self._chunk_tokens // 2)
         for sequence in prompts:
             if step.prompt_tokens_left > 0 and sequence.id in self._running:
                 self._plan_chunk(step, sequence)
@@ -155,21 +164,29 @@ class Scheduler:
         prompts = []
         starved = False  # somebody older found no page, and nobody to take one from while all have rows in flight
         youngest = next(reversed(self._running.values()), None)
+        asked = self._drafts.choose(self._running.values())
         for sequence in list(self._running.values()):
             if sequence.prefilling:
                 prompts.append(sequence)
             elif starved and sequence is youngest:
                 continue  # without a row it will be idle, and can give up its pages
             elif sequence.tokens_left > 0 and sequence.holding is not None:  # a row before it may have preempted it
-                drafts = self._propose(sequence)
-                updates = self._room(sequence, sequence.room(1 + len(drafts)), preempting=not drafts)
-                if updates is None and drafts:
-                    drafts, updates = (), self._room(sequence, sequence.room(1))
-                if updates is not None:
-                    self._add_row(step, sequence, (), updates, samples=True, drafts=drafts)
-                else:
-                    starved = True
+                starved |= not self._plan_token(step, sequence, asked.get(sequence.id, 0))
         return prompts
+
+    def _plan_token(self, step: _Step, sequence: Sequence, asked: int = 0) -> bool:
+        """A row of the slot's next token, and of drafts: those that the host proposes, or as many as are asked for. Whether
+        there are pages for it.
+        """
+        drafts = self._propose(sequence)
+        count = len(drafts) or asked
+        updates = self._room(sequence, sequence.room(1 + count), preempting=not count)
+        if updates is None and count:
+            drafts, count, updates = (), 0, self._room(sequence, sequence.room(1))
+        if updates is not None:
+            wanted = 0 if drafts else count
+            self._add_row(step, sequence, (), updates, samples=True, drafts=drafts, asked=wanted)
+        return updates is not None
 
     def _propose(self, sequence: Sequence) -> tuple[int, ...]:
         """Drafts for the next row: no more than can be accepted before the last token that may be sampled."""
@@ -191,15 +208,15 @@ class Scheduler:
 
     def _add_row(
         self, step: _Step, sequence: Sequence, tokens: tuple[int, ...], updates: tuple[PageUpdate, ...], *, samples: bool,
-        drafts: tuple[int, ...] = (),
+        drafts: tuple[int, ...] = (), asked: int = 0,
     ) -> None:
         assert sequence.holding is not None
-        row = Row(sequence.id, sequence.holding.slot, sequence.planned, tokens, drafts, updates, samples)
+        row = Row(sequence.id, sequence.holding.slot, sequence.planned, tokens, drafts, updates, samples, asked)
         step.rows.append(row)
         step.sequences.append(sequence)
         step.prompt_tokens_left -= len(tokens)
         sequence.planned += len(tokens) or 1
-        sequence.drafted += len(drafts)
+        sequence.drafted += row.draft_count
         sequence.in_flight += 1
         sequence.unseen += samples
 
@@ -251,6 +268,7 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = start.tokens
         self._running[sequence.id] = sequence
+        self._drafts.begin(sequence)
         step.page_copies += start.copies
         step.admissions.append(Admission(
             sequence.id, sequence.holding.slot, sequence.request, tuple(sequence.output), start.tokens,
@@ -267,7 +285,7 @@ class Scheduler:
         for row, row_result, sequence in zip(plan.rows, result.rows, sequences, strict=True):
             sequence.in_flight -= 1
             sequence.unseen -= row.samples
-            sequence.drafted -= len(row.drafts)
+            sequence.drafted -= row.draft_count
             if sequence.frozen:
                 sequence.planned -= 1
             else:
@@ -275,9 +293,11 @@ class Scheduler:
             if sequence.done:
                 self._drop_row(row_result, sequence)
             else:
+                self._drafts.note(row, row_result, sequence)
                 self._commit_row(row, row_result, sequence)
                 if not row.tokens and sequence.holding is not None:
                     self._prefixes.committed(sequence, sequence.planned - sequence.in_flight)
+        self._drafts.observe()
         if not self._running and not self._flight:
             self._prefixes.idle()
         self._prefixes.make_room()
@@ -342,7 +362,7 @@ class Scheduler:
             prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
         event = TokenEvent(
             sequence.request.id, tokens, result.logprobs[: len(tokens)], prompt_logprobs, sequence.cached_tokens or 0, reason,
-            stopped_by,
+            stopped_by, drafted_tokens=sequence.drafts_made, accepted_tokens=sequence.drafts_kept,
         )
         self._events.append(event)
         if reason is not None:

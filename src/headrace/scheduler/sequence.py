@@ -26,7 +26,8 @@ class Sequence:
     token. in_flight, unseen: uncommitted rows, and how many of them will sample tokens. done: finished or cancelled, but rows
     are still in flight; what it holds is given back when the last one is committed, and what they sample is in `output` too,
     though nobody hears of it. frozen: where drafts are verified, the device computes nothing more of it. key: its known tokens
-    as bytes, once they were looked up. cached_tokens: of the prompt, when it first took a slot.
+    as bytes, once they were looked up. cached_tokens: of the prompt, when it first took a slot. proposes: whether the drafter
+    on the device has anything for it, as of the last row that is committed. drafts_made, drafts_kept: in all.
     """
 
     id: int
@@ -44,6 +45,9 @@ class Sequence:
     prompt_counted: bool = False
     key: bytes = b""
     cached_tokens: int | None = None
+    proposes: bool = True
+    drafts_made: int = 0
+    drafts_kept: int = 0
 
     @property
     def prefilling(self) -> bool:

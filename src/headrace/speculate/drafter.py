@@ -103,8 +103,8 @@ class DeviceDrafter(Protocol):
 
     most: the longest proposal. depths: rising numbers of drafts that are worth a captured graph of their own, `most` the last:
     those of which fewer take less time. taps: indices of the target's layers whose outputs it reads, none if it needs only the
-    last norm's or nothing. Memory of its own is allocated when it is built, no later, and `nbytes` is what its budget lines say:
-    weights, and what it keeps of every slot. Keys and values lie in the pools.
+    last norm's or nothing. Memory of its own is allocated when it is built, no later, and `nbytes` is what its budget lines
+    say: weights, and what it keeps of every slot. Keys and values lie in the pools.
 
     `propose` and `observe` of decoding rows are captured in CUDA graphs: they may not wait for the device, nor allocate by what
     is in a tensor, nor read numbers of the host that change from step to step. The same inputs give the same bits. `observe` of

@@ -24,8 +24,8 @@ def remember(
     """history[slots[r], starts[r] + i] = tokens[offsets[r] + i] for i < kept[r], and behind them next_tokens[slots[r]]; and
     matches[slots[r]] = 0.
 
-    slots, starts, kept [R], tokens [T], next_tokens [S] int64, offsets [R + 1] int32. No sequence is longer than C tokens. Slots
-    but for padding are distinct.
+    slots, starts, kept [R], tokens [T], next_tokens [S] int64, offsets [R + 1] int32. No sequence is longer than C tokens.
+    Slots but for padding are distinct.
     """
     _implementation(history).remember(history, matches, slots, offsets, tokens, starts, kept, next_tokens)
 

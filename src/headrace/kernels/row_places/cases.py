@@ -33,12 +33,16 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     starts = torch.randint(0, width * case.page_tokens, (rows,), generator=rng)
     at = torch.cat([start + torch.arange(count) for start, count in zip(starts, case.widths, strict=True)])
     written = (torch.randint(0, 4, (tokens,), generator=rng) > 0) & (at < width * case.page_tokens)
+    drafts = torch.randint(0, 99, (tokens,), generator=rng)
+    most = max(1, max(case.widths) - 1)
     return {
         "tables": torch.randint(0, 999, (case.groups, rows, width), generator=rng),
         "newest": torch.randint(0, 99, (rows,), generator=rng),
         "offsets": torch.tensor([0, *accumulate(case.widths)], dtype=torch.int32),
         "at": at.clamp(max=width * case.page_tokens - 1),
-        "written": written, "drafts": torch.randint(0, 99, (tokens,), generator=rng),
+        "written": written, "drafts": torch.where(torch.randint(0, 2, (tokens,), generator=rng) > 0, drafts, -1),
+        "proposed": torch.randint(100, 199, (rows + 3, most), generator=rng),
+        "slots": torch.randperm(rows + 3, generator=rng)[:rows],
         "nowhere": 5000 + torch.arange(case.groups), "page_tokens": case.page_tokens,
     }
 
@@ -49,12 +53,15 @@ def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 def slow(
-    *, tables: Tensor, newest: Tensor, offsets: Tensor, at: Tensor, written: Tensor, drafts: Tensor, nowhere: Tensor,
-    page_tokens: int,
+    *, tables: Tensor, newest: Tensor, offsets: Tensor, at: Tensor, written: Tensor, drafts: Tensor, proposed: Tensor,
+    slots: Tensor, nowhere: Tensor, page_tokens: int,
 ) -> tuple[Tensor, ...]:
     tokens, places = drafts.tolist(), [[int(place)] * len(at) for place in nowhere]
     for row in range(len(newest)):
-        tokens[int(offsets[row])] = int(newest[row])
+        first = int(offsets[row])
+        for t in range(first + 1, int(offsets[row + 1])):
+            tokens[t] = int(proposed[slots[row], t - first - 1]) if tokens[t] < 0 else tokens[t]
+        tokens[first] = int(newest[row])
         for t in range(int(offsets[row]), int(offsets[row + 1])):
             for group, table in enumerate(tables):
                 if written[t]:

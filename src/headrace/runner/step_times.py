@@ -1,0 +1,116 @@
+"""What captured steps take, by rows and tokens, and what a drafter takes before them: measured at start, in empty slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from headrace.cache.layout import CacheLayout
+from headrace.speculate.costs import StepCosts
+from headrace.types import Row
+
+if TYPE_CHECKING:
+    from headrace.runner.draft_graphs import DraftGraph
+    from headrace.runner.drafting import Drafting
+    from headrace.runner.page_tables import PageTables
+
+Timer = Callable[[Callable[[], object], int], float]
+_CONTEXT, _LONG_CONTEXT = 1024, 16_384
+"""Tokens before the rows whose steps are timed; and before a row that shows what a longer context costs."""
+_TIMES, _FEWER_TIMES, _LONG_S = 4, 2, 2.0
+"""Repetitions, and as many from when the measurement has gone on for so long."""
+
+
+def on_device(run: Callable[[], object], times: int) -> float:
+    """Seconds that the device takes for one of several runs in a row, the first of all left out."""
+    run()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(times):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / times
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """To be used before the first request: slots and pages are written to, and no sequence may be there."""
+
+    drafting: Drafting
+    layout: CacheLayout
+    context: int
+    timer: Timer = on_device
+
+    @torch.inference_mode()
+    def measure(self) -> StepCosts | None:
+        """None where no step is captured. Takes some two seconds for 64 rows of a large model."""
+        graphs = self.drafting.graphs
+        if graphs is None:
+            return None
+        begun, near = time.monotonic(), min(_CONTEXT, self.context // 2)
+        steps: dict[int, dict[int, float]] = {}
+        drafter: dict[int, tuple[float, ...]] = {}
+        with self._occupied():
+            for graph in graphs.all:
+                times = _TIMES if time.monotonic() - begun < _LONG_S else _FEWER_TIMES
+                steps.setdefault(graph.size, {})[graph.tokens] = self._step_s(graph, near, times)
+            for size in steps:
+                drafter[size] = self._drafting_s(size)
+            far = min(_LONG_CONTEXT, self.context - 2 * (1 + self.layout.drafts) * (_TIMES + 1))
+            slopes = self._slopes(steps[min(steps)], near, far) if far >= 4 * near else (0.0, 0.0)
+        return StepCosts(steps, drafter, near, *slopes)
+
+    def _step_s(self, graph: DraftGraph, context: int, times: int) -> float:
+        """At `context` tokens; every row has as many drafts as make up the graph's tokens."""
+        rows = tuple(Row(slot, slot, 0, asked=graph.tokens // graph.size - 1) for slot in range(graph.size))
+        self.drafting.slots.positions.fill_(context)
+        return self.timer(lambda: graph.replay(rows), times)
+
+    def _drafting_s(self, size: int) -> tuple[float, ...]:
+        """Of 1, 2, ... drafts a row."""
+        graphs, drafter = self.drafting.graphs, self.drafting.proposer.drafter
+        assert graphs is not None and drafter is not None
+        taken = {}
+        for depth in drafter.depths:
+            rows = tuple(Row(slot, slot, 0, asked=depth) for slot in range(size))
+            taken[depth] = self.timer(lambda rows=rows: graphs.propose(rows), _TIMES)  # type: ignore[misc]
+        return tuple(taken[self.drafting.proposer.depth(count)] for count in range(1, drafter.most + 1))
+
+    def _slopes(self, near_s: dict[int, float], near: int, far: int) -> tuple[float, float]:
+        """Seconds for a token more before a row, and for each of its drafts besides, by steps of the fewest rows."""
+        assert self.drafting.graphs is not None
+        least = [graph for graph in self.drafting.graphs.all if graph.tokens in near_s and graph.size == min(near_s)]
+        plain, widest = min(least, key=lambda g: g.tokens), max(least, key=lambda g: g.tokens)
+        slopes = [
+            max(0.0, self._step_s(graph, far, _TIMES) - near_s[graph.tokens]) / (far - near) / graph.size
+            for graph in (plain, widest)
+        ]
+        drafts = widest.tokens // widest.size - 1
+        return slopes[0], max(0.0, slopes[1] - slopes[0]) / drafts
+
+    @contextmanager
+    def _occupied(self) -> Iterator[None]:
+        """Slots that have pages, as many as there are, and no end; afterwards as if nothing had been."""
+        slots, tables = self.drafting.slots, self.drafting.tables
+        _spread(tables, self.layout)
+        slots.ends.fill_(torch.iinfo(torch.int64).max // 2)
+        try:
+            yield
+        finally:
+            tables.entries[:, : self.layout.slots] = 0
+            for tensor in (slots.positions, slots.ends, slots.frozen, slots.pending, slots.next_tokens):
+                tensor.zero_()
+
+
+def _spread(tables: PageTables, layout: CacheLayout) -> None:
+    """Each slot's page list, from pages of its own while there are any."""
+    for entries, pages in zip(tables.entries, layout.pages, strict=True):
+        count = layout.slots * tables.width
+        every = torch.arange(count, device=entries.device) % pages
+        entries[: layout.slots] = every.view(layout.slots, tables.width)

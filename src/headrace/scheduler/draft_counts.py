@@ -1,0 +1,65 @@
+"""How many drafts rows have, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headrace.scheduler.sequence import Sequence
+from headrace.speculate.pace import Pace
+from headrace.types import Row, RowResult
+
+
+class DraftCounts:
+    """Asks the pace, if there is one, tells it what was accepted, and counts: made and kept drafts by their number in a row."""
+
+    def __init__(self, most: int, pace: Pace | None) -> None:
+        self._pace = pace
+        self.made, self.kept = [0] * most, [0] * most
+        self._seen: list[tuple[int, int, int]] = []  # slot, drafts, accepted ones of this commit's rows
+
+    @property
+    def chosen(self) -> int:
+        """Drafts of all rows of the last step."""
+        return self._pace.chosen if self._pace else 0
+
+    @property
+    def gain(self) -> float:
+        return self._pace.gain if self._pace else 0.0
+
+    def begin(self, sequence: Sequence) -> None:
+        """The sequence has taken a slot."""
+        sequence.proposes = True
+        if self._pace is not None and sequence.holding is not None:
+            self._pace.begin(sequence.holding.slot)
+
+    def choose(self, running: Iterable[Sequence]) -> Mapping[int, int]:
+        """By sequence id: drafts that the next row of a decoding sequence asks the drafter on the device for."""
+        if self._pace is None:
+            return {}
+        decoding = [s for s in running if not s.prefilling and s.tokens_left > 0 and s.holding is not None]
+        if not decoding:
+            return {}
+        limits = [min(self._pace.most, s.tokens_left - 1) if s.proposes else 0 for s in decoding]
+        slots = [s.holding.slot for s in decoding if s.holding is not None]
+        counts = self._pace.choose(slots, limits, [s.planned for s in decoding])
+        return {s.id: count for s, count in zip(decoding, counts, strict=True)}
+
+    def note(self, row: Row, result: RowResult, sequence: Sequence) -> None:
+        """A row is committed whose sequence goes on, or ends with it."""
+        sequence.proposes = result.proposes
+        if row.tokens or not row.samples or sequence.holding is None:
+            return
+        made, kept = row.draft_count, len(result.tokens) - 1
+        for position in range(made):
+            self.made[position] += 1
+            self.kept[position] += position < kept
+        sequence.drafts_made += made
+        sequence.drafts_kept += kept
+        self._seen.append((sequence.holding.slot, made, kept))
+
+    def observe(self) -> None:
+        """All rows of a step are committed."""
+        if self._pace is not None and self._seen:
+            slots, made, kept = zip(*self._seen, strict=True)
+            self._pace.observe(slots, made, kept)
+        self._seen = []
