@@ -41,10 +41,10 @@ async def collect(reader: EventStream) -> list[TokenEvent]:
 async def test_a_slow_reader_gets_one_merged_event():
     mailbox, reader, _ = stream()
     mailbox.put(TokenEvent("r", (1,), (logprob(1),), (logprob(8), logprob(9)), cached_tokens=16))
-    mailbox.put(TokenEvent("r", (2, 3), (logprob(2), logprob(3))))
+    mailbox.put(TokenEvent("r", (2, 3), (logprob(2), logprob(3)), drafted_tokens=5, accepted_tokens=1))
     mailbox.put(TokenEvent("r", (4,), (logprob(4),), finish_reason="stop", stop_reason=4))
     assert await collect(reader) == [
-        TokenEvent("r", (1, 2, 3, 4), tuple(map(logprob, (1, 2, 3, 4))), (logprob(8), logprob(9)), 16, "stop", 4)
+        TokenEvent("r", (1, 2, 3, 4), tuple(map(logprob, (1, 2, 3, 4))), (logprob(8), logprob(9)), 16, "stop", 4, None, 5, 1)
     ]
 
 

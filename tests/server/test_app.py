@@ -103,6 +103,15 @@ def test_metrics_of_the_prefix_cache() -> None:
         assert line in lines
 
 
+def test_metrics_of_drafts() -> None:
+    stats = EngineStats(drafted=(5, 3), accepted=(4, 0), draft_tokens_chosen=7, draft_gain=0.25)
+    lines = Metrics(lambda: stats).exposition().decode().splitlines()
+    for line in ('headrace_drafted_tokens_total{position="1"} 5.0', 'headrace_drafted_tokens_total{position="2"} 3.0',
+                 'headrace_accepted_tokens_total{position="1"} 4.0', 'headrace_accepted_tokens_total{position="2"} 0.0',
+                 "headrace_draft_tokens_chosen 7.0", "headrace_draft_gain 0.25"):
+        assert line in lines
+
+
 async def test_routing_errors(front: LiveFront) -> None:
     assert "/v1/nothing" in front.error(await front.client.get("/v1/nothing"), 404)["message"]
     response = await front.client.get(CHAT)

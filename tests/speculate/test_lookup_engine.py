@@ -40,12 +40,16 @@ def generate(path: Path, speculate: str, loop: str, drafter: Drafter | None = No
         device="cpu", dtype="float64", context=128, max_seqs=4, page_tokens=4, chunk_tokens=20, loop=loop, speculate=speculate
     )
     core, found = build_engine(find_model(path, config), config, None, drafter).core, defaultdict[str, list[int]](list)
+    told: dict[str, tuple[int, int]] = {}
     for request in requests():
         core.add(request)
     while core.has_work:
         for event in core.step():
             found[event.request] += event.tokens
-    return dict(found), core.stats()
+            told[event.request] = (event.drafted_tokens, event.accepted_tokens)
+    stats = core.stats()
+    assert [sum(counts) for counts in zip(*told.values(), strict=True)] == [sum(stats.drafted), sum(stats.accepted)]
+    return dict(found), stats
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ class Collector:
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
         self._cached_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
 
@@ -36,6 +37,8 @@ class Collector:
         self._logprobs += delta.logprobs
         self._prompt_logprobs += event.prompt_logprobs
         self._cached_tokens = max(self._cached_tokens, event.cached_tokens)
+        self._drafted_tokens = max(self._drafted_tokens, event.drafted_tokens)
+        self._accepted_tokens = max(self._accepted_tokens, event.accepted_tokens)
         self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
 
     def completion(self) -> Completion:
@@ -53,4 +56,6 @@ class Collector:
             # Nothing comes before the first token, so it has no log-probability.
             prompt_logprobs=None if params.prompt_logprobs is None else (None, *self._prompt_logprobs),
             cached_tokens=self._cached_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +23,8 @@ _GAUGES = (
     ("checkpoints_total", "States that there is room for beside those of sequences."),
     ("slots_used", "State slots in use."),
     ("slots_total", "State slots that there are."),
+    ("draft_tokens_chosen", "Drafts of all sequences in the last step."),
+    ("draft_gain", "What drafts are expected to add to the tokens a second: 0.5 is half as much more."),
 )
 _COUNTERS = (
     ("steps", "steps", "Steps that the engine has run."),
@@ -48,8 +50,17 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(f"headrace_{field}", text, value=getattr(stats, field))
         for name, field, text in _COUNTERS:
             yield CounterMetricFamily(f"headrace_{name}", text, value=getattr(stats, field))
+        yield _by_position("drafted", "Drafts verified, by their number in a row of them.", stats.drafted)
+        yield _by_position("accepted", "Drafts accepted, by their number in a row of them.", stats.accepted)
         yield _misses(stats)
         yield _cached_bytes(stats)
+
+
+def _by_position(name: str, text: str, counts: Sequence[int]) -> Metric:
+    family = CounterMetricFamily(f"headrace_{name}_tokens", text, labels=("position",))
+    for position, count in enumerate(counts, 1):
+        family.add_metric((str(position),), count)
+    return family
 
 
 def _misses(stats: EngineStats) -> Metric:

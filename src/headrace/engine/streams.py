@@ -11,7 +11,7 @@ from headrace.types import TokenEvent, TokenLogprob
 class Mailbox:
     """Events of one request that its reader has not taken yet, merged into one: tokens and log-probabilities in order."""
 
-    __slots__ = ("_cached_tokens", "_event", "_logprobs", "_prompt_logprobs", "_tokens", "_waiter")
+    __slots__ = ("_accepted_tokens", "_cached_tokens", "_drafted_tokens", "_event", "_logprobs", "_prompt_logprobs", "_tokens", "_waiter")
 
     def __init__(self) -> None:
         self._event: TokenEvent | None = None  # the newest; the lists hold what came before it
@@ -19,6 +19,7 @@ class Mailbox:
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
         self._cached_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
@@ -27,6 +28,8 @@ class Mailbox:
             self._logprobs += self._event.logprobs
             self._prompt_logprobs += self._event.prompt_logprobs
             self._cached_tokens = max(self._cached_tokens, self._event.cached_tokens)
+            self._drafted_tokens = max(self._drafted_tokens, self._event.drafted_tokens)
+            self._accepted_tokens = max(self._accepted_tokens, self._event.accepted_tokens)
         self._event = event
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -50,6 +53,8 @@ class Mailbox:
             last.finish_reason,
             last.stop_reason,
             last.error,
+            max(self._drafted_tokens, last.drafted_tokens),
+            max(self._accepted_tokens, last.accepted_tokens),
         )
         self._tokens, self._logprobs, self._prompt_logprobs, self._cached_tokens = [], [], [], 0
         return merged
