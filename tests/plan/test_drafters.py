@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,22 @@ CONFIG = dflash_config(VOCABULARY)
 def test_a_directory_is_read(tmp_path: Path) -> None:
     tensors = dflash_tensors(CONFIG)
     found = drafter_memory(MODEL, "dflash", None, write_dflash(tmp_path / "drafter", CONFIG, tensors), DTYPES)
-    assert found.line is not None and found.line.bytes == sum(tensor.nbytes for tensor in tensors.values())
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    norms = sum(tensor.numel() for name, tensor in tensors.items() if "norm" in name)
+    assert [line.bytes for line in found.lines] == [2 * numbers, 2 * norms]  # bfloat16, and norms in float32
     assert (found.drafts, found.taps) == (3, 2)
     assert found.bytes_per_sequence(DTYPES) == 2 * 24 * 2 * 2 * 8 * 2 and found.bytes_per_token(DTYPES) == 0
-    assert found.slot_bytes(32, DTYPES) == (RING_TOKENS + 1) * 2 * 32 * 2
+    assert sum(prod(state.shape) for state in found.cache.states) == 24 + 2 * 24 * 2 * 2 * 8  # which tokens, keys and values
+    assert found.slot_bytes(32, DTYPES) == RING_TOKENS * (2 * 32 * 2 + 8)
 
 
-def test_a_drafter_of_full_context_costs_by_the_token(tmp_path: Path) -> None:
+def test_a_drafter_of_full_context_has_room_for_the_longest_sequence(tmp_path: Path) -> None:
     config = dflash_config(VOCABULARY, layer_types=["full_attention"] * 2)
-    found = drafter_memory(MODEL, "dflash", 3, write_dflash(tmp_path / "drafter", config, dflash_tensors(config)), DTYPES)
-    assert found.drafts == 3
-    assert (found.bytes_per_token(DTYPES), found.bytes_per_sequence(DTYPES)) == (2 * 2 * 2 * 8 * 2, 0)
+    folder = write_dflash(tmp_path / "drafter", config, dflash_tensors(config))
+    for context, tokens in ((100, 100), (None, MODEL.spec.max_context)):
+        found = drafter_memory(MODEL, "dflash", 2, folder, DTYPES, context)
+        assert (found.drafts, found.bytes_per_token(DTYPES)) == (2, 0)
+        assert found.bytes_per_sequence(DTYPES) == tokens * 2 * 2 * 2 * 8 * 2
 
 
 def test_what_cannot_be_is_named(tmp_path: Path) -> None:

@@ -1,25 +1,26 @@
-"""What speculation takes: a drafter's weights, its cache groups, and the hidden states that wait for it.
+"""What speculation takes: a drafter's weights, what it keeps of a sequence, and the hidden states that wait for it.
 
 lookup has neither weights nor a cache. mtp is the checkpoint's own head, a layer of full attention whose keys and values lie in
-the pages of the target's, and whose state has what the target made of the last token. dflash is a
-drafter of its own, whose layers see a window: that of --drafter DIR, or the published one
-of Qwen3.8-27B (DFlash2: 1,924,404,480 parameters, 5 layers of 8 heads of 128 that see 2,048 tokens, 5 tapped layers, 7 drafts).
-Every sequence keeps a ring of the tapped hidden states of the last RING_TOKENS tokens, and those of its last token, for dflash.
+the pages of the target's, and whose state has what the target made of the last token. dflash is a drafter of its own, whose
+layers see a window, which every state has (`plan.dflash.dflash_cache`): that of --drafter DIR, or the published one of
+Qwen3.8-27B (DFlash2: 1,924,404,480 parameters, 5 layers of 8 heads of 128 that see 2,048 tokens, 5 tapped layers, 7 drafts).
+For it every slot has a ring of the tapped hidden states of the last RING_TOKENS tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Literal
 
 from headrace.cache.layout import CacheGroup
 from headrace.errors import ConfigError
-from headrace.models.spec import DrafterCache
+from headrace.models.spec import DrafterCache, WeightMap
 from headrace.plan.budget import weight_bytes, widening_bytes
 from headrace.plan.checkpoint import Model
-from headrace.plan.dflash import DFlashSpec, open_dflash, parameters, published_dflash
+from headrace.plan.dflash import DFlashSpec, dflash_cache, open_dflash, parameters, published_dflash
 from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
 from headrace.plan.mtp import mtp_cache, mtp_head
@@ -33,56 +34,57 @@ _MTP_DRAFTS = 4
 @dataclass(frozen=True, slots=True)
 class DrafterMemory:
     """drafts: the most of a row. line: the weights, None without any; wide: what norms of them take more. cache: what lies in
-    the model's pages and states. group: of pages of its own, None without any. taps: hidden states kept of a token.
+    the model's pages and states. taps: hidden states that wait of a token.
     """
 
     method: Method
     drafts: int
     line: BudgetLine | None = None
-    group: CacheGroup | None = None
-    taps: int = 0
     wide: BudgetLine | None = None
     cache: DrafterCache = field(default_factory=DrafterCache)
+    taps: int = 0
 
     @property
     def lines(self) -> tuple[BudgetLine, ...]:
         return tuple(line for line in (self.line, self.wide) if line is not None)
 
     def slot_bytes(self, hidden: int, dtypes: Dtypes) -> int:
-        """Of one sequence's hidden states: the ring's and the last token's."""
-        return (RING_TOKENS + 1) * self.taps * hidden * itemsize(dtypes.compute)
+        """Of one slot: hidden states that wait, and whose they are."""
+        return RING_TOKENS * (self.taps * hidden * itemsize(dtypes.compute) + 8) if self.taps else 0
 
     def bytes_per_token(self, dtypes: Dtypes) -> int:
         """Keys and values of every token of the context."""
-        layers = sum(token_bytes(_group(None, 1, mixer.kv_heads, mixer.head_dim), dtypes.kv) for mixer in self.cache.attention)
-        return layers + self._own_bytes_per_token(dtypes)
-
-    def _own_bytes_per_token(self, dtypes: Dtypes) -> int:
-        return token_bytes(self.group, dtypes.kv) if self.group and self.group.window is None else 0
+        pages = (CacheGroup(0, None, (0,), 2 * m.kv_heads * m.head_dim, 2 * m.kv_heads) for m in self.cache.attention)
+        return sum(token_bytes(layer, dtypes.kv) for layer in pages)
 
     def bytes_per_sequence(self, dtypes: Dtypes) -> int:
-        """Keys and values of a window, whatever the length."""
-        return self.group.window * token_bytes(self.group, dtypes.kv) if self.group and self.group.window else 0
+        """What it keeps of a sequence whatever its length, in numbers of the activations' type: windows of keys and values."""
+        kept = (prod(state.shape) for state in self.cache.states if state.type == "compute")
+        return sum(kept) * itemsize(dtypes.compute) if self.taps else 0
 
 
 NO_DRAFTER = DrafterMemory("off", 0)
 
 
 def drafter_memory(
-    model: Model, method: Method, drafts: int | None, folder: Path | None, dtypes: Dtypes
+    model: Model, method: Method, drafts: int | None, folder: Path | None, dtypes: Dtypes, context: int | None = None
 ) -> DrafterMemory:
-    """drafts: None takes the drafter's usual number. Raises ConfigError for a drafter that there is not, CheckpointError for
+    """drafts: None takes the drafter's usual number. context: the longest sequence, None for the model's own limit. Raises ConfigError for a drafter that there is not, CheckpointError for
     tensors that are missing or do not fit.
     """
     if drafts is not None and drafts < 1:
         raise ConfigError(f"draft_tokens must be 1 or more, not {drafts}; --speculate off drafts nothing")
     if folder is not None and method != "dflash":
         raise ConfigError(f"--drafter {folder} is for --speculate dflash, not {method}")
+    most_tokens = context or model.spec.max_context
     makers: Mapping[Method, Callable[[], DrafterMemory]] = {
         "off": lambda: NO_DRAFTER,
         "lookup": lambda: DrafterMemory("lookup", drafts or _LOOKUP_DRAFTS),
         "mtp": lambda: _mtp(model, drafts or _MTP_DRAFTS, dtypes),
-        "dflash": lambda: _dflash(model, folder, drafts) if folder else _published_dflash(model, drafts),
+        "dflash": lambda: (
+            _dflash(model, folder, drafts, dtypes, most_tokens) if folder
+            else _published_dflash(model, drafts, dtypes, most_tokens)
+        ),
     }
     return makers[method]()
 
@@ -101,31 +103,24 @@ def _mtp(model: Model, drafts: int, dtypes: Dtypes) -> DrafterMemory:
     return DrafterMemory("mtp", drafts, line, wide=more, cache=mtp_cache(model.spec))
 
 
-def _group(window: int | None, layers: int, kv_heads: int, head_dim: int) -> CacheGroup:
-    """The index is given by Extras.all_groups."""
-    return CacheGroup(0, window, tuple(range(layers)), layers * 2 * kv_heads * head_dim, layers * 2 * kv_heads)
-
-
-def _published_dflash(model: Model, drafts: int | None) -> DrafterMemory:
+def _published_dflash(model: Model, drafts: int | None, dtypes: Dtypes, context: int) -> DrafterMemory:
     spec, weights = published_dflash()
     if (model.spec.hidden, model.spec.vocab_size) != (spec.hidden, spec.vocab_size):
         raise ConfigError("--speculate dflash needs --drafter DIR: the published drafter is for Qwen3.8-27B")
-    count = parameters(weights)
-    line = BudgetLine("weights dflash", 2 * count, f"the published drafter's {count:,} parameters in bfloat16")
-    return _dflash_memory(spec, drafts, line)
+    return _dflash_memory(spec, weights, drafts, dtypes, context)
 
 
-def _dflash(model: Model, folder: Path, drafts: int | None) -> DrafterMemory:
+def _dflash(model: Model, folder: Path, drafts: int | None, dtypes: Dtypes, context: int) -> DrafterMemory:
     found = open_dflash(folder, model.spec)
-    tensors = [found.checkpoint.tensors[weight.source] for weight in found.weight_map.weights]
-    stored = sum(tensor.nbytes for tensor in tensors)
-    line = BudgetLine("weights dflash", stored, f"{len(tensors)} tensors of {folder}, as they are stored")
-    return _dflash_memory(found.spec, drafts, line)
+    return _dflash_memory(found.spec, found.weight_map, drafts, dtypes, context)
 
 
-def _dflash_memory(spec: DFlashSpec, drafts: int | None, line: BudgetLine) -> DrafterMemory:
-    mixer, most = spec.attention, spec.block - 1
+def _dflash_memory(spec: DFlashSpec, weights: WeightMap, drafts: int | None, dtypes: Dtypes, context: int) -> DrafterMemory:
+    most = spec.block - 1
     if drafts is not None and drafts > most:
         raise ConfigError(f"draft_tokens {drafts}: the drafter proposes {most} at most, a block of {spec.block} but one")
-    group = _group(mixer.window, len(spec.layers), mixer.kv_heads, mixer.head_dim)
-    return DrafterMemory("dflash", drafts or most, line, group, len(spec.taps))
+    wide = widening_bytes(weights, dtypes.compute)
+    why = f"{len(weights.weights)} tensors of the drafter, {parameters(weights):,} numbers, plain ones in {dtypes.compute}"
+    line = BudgetLine("weights dflash", weight_bytes(weights, dtypes.compute) - wide, why)
+    more = BudgetLine("wide weights dflash", wide, "its norms, which are kept in float32") if wide else None
+    return DrafterMemory("dflash", drafts or most, line, more, dflash_cache(spec, context), len(spec.taps))

@@ -52,8 +52,8 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of one sequence at one position: the state, and a drafter's window."""
-        return self.state_bytes + self.drafter.bytes_per_sequence(self.dtypes)
+        """Of one sequence at one position: the state, with what a drafter keeps of it."""
+        return state_bytes_per_sequence(replace(self.model.spec, drafter=self.drafter.cache), self.dtypes)
 
 
 def cards_for(plan: PlanConfig) -> tuple[Card, ...]:
