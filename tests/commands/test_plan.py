@@ -284,7 +284,11 @@ def test_a_file_is_planned() -> None:
     [
         ("qwen4 --gpu rtx3090", "qwen4 is no file or directory"),
         ("qwen3.8-27b:q5 --gpu rtx3090", "no weight format 'q5'"),
+        ("qwen3.8-27b: --gpu rtx3090", "no weight format ''"),
         ("qwen3.8-27b --gpu rtx2080", "no card 'rtx2080' is in the table"),
+        ("qwen3.8-27b --gpu rtx3090,", "--gpu 'rtx3090,': a name is missing"),
+        ("qwen3.8-27b --gpu rtx3090 --page-tokens 999999", "page_tokens 999999 is more than the model's own limit of 262144"),
+        ("qwen3.8-27b --gpu rtx3090 --draft-tokens 16 --speculate mtp", "draft_tokens must be 15 or less"),
         ("qwen3.8-27b --gpu rtx3090 --users 0", "users must be 1 or more"),
         ("qwen3.8-27b --gpu rtx3090 --context 999999999", "model's own limit of 262144"),
         ("qwen3.8-27b --gpu rtx3090 --draft-tokens 0 --speculate mtp", "draft_tokens must be 1 or more"),

@@ -12,11 +12,13 @@ from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.kernels.card import Card
 from headrace.kernels.gated_delta_mix import prefill
 from headrace.kernels.gated_delta_rule.triton import choose_tiles
+from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.kernels.low_bit_linear import around, forms, tile_forms
 from headrace.kernels.low_bit_linear import cuda as low_bit_cuda
 from headrace.kernels.paged_attention.triton import SPLIT_QUERIES as SPLIT_TOKENS
 from headrace.plan import workspace
 from headrace.plan.blocks import block_bytes
+from headrace.plan.draft_memory import MOST_DRAFTS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.shapes import declared_model
 from headrace.plan.workspace import (
@@ -102,6 +104,7 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert workspace.SPLIT_TOKENS == SPLIT_TOKENS
     for dtype, size in ((torch.float16, workspace.PIECE_TOKENS), (torch.float32, workspace.WIDE_PIECE_TOKENS)):
         assert choose_tiles(128, 128, dtype).size == size
+    assert MOST_DRAFTS + 1 == MAX_TOKENS
     assert (workspace.UNIT_BYTES, workspace.HEAD_BYTES) == (prefill.UNIT_BYTES, prefill.HEAD_BYTES)
     assert (workspace.CHUNK_HEAD_DIM, workspace.CHUNK_GROUPS) == (prefill.HEAD_DIM, prefill.GROUPS)
     assert prefill.SIZE == workspace.PIECE_TOKENS

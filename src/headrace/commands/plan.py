@@ -67,9 +67,9 @@ def find_models(text: str) -> tuple[str | None, Callable[[str | None], Model]]:
 
     Raises ConfigError and CheckpointError for a name or path that there is not.
     """
-    name, _, given = text.partition(":")
+    name, colon, given = text.partition(":")
     if name in SHAPES:
-        return given or FORMATS[0], cache(lambda format: published_model(f"{name}:{format}"))
+        return given if colon else FORMATS[0], cache(lambda format: published_model(f"{name}:{format}"))
     if not Path(text).exists():
         raise ConfigError(f"{text} is no file or directory, and no model that is declared: {', '.join(SHAPES)}")
     checkpoint = identify(open_checkpoint(Path(text)))

@@ -193,8 +193,9 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
         raise ConfigError(f"wait_for_gpu must be 0 or more, not {config.wait_for_gpu}")
     if config.context == 1:
         raise ConfigError("context must be 2 or more, not 1: a prompt and an answer of a token each")
-    if config.context is not None and config.context > spec.max_context:
-        raise ConfigError(f"context {config.context} is more than the model's own limit of {spec.max_context} tokens")
+    for name, tokens in (("context", config.context), ("page_tokens", config.page_tokens)):
+        if tokens is not None and tokens > spec.max_context:
+            raise ConfigError(f"{name} {tokens} is more than the model's own limit of {spec.max_context} tokens")
 
 
 def _default_seqs(

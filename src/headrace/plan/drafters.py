@@ -21,6 +21,7 @@ from headrace.models.spec import DrafterCache, WeightMap
 from headrace.plan.budget import weight_bytes, widening_bytes
 from headrace.plan.checkpoint import Model
 from headrace.plan.dflash import DFlashSpec, dflash_cache, open_dflash, parameters, published_dflash
+from headrace.plan.draft_memory import MOST_DRAFTS
 from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
 from headrace.plan.mtp import mtp_cache, mtp_head
@@ -74,6 +75,8 @@ def drafter_memory(
     """
     if drafts is not None and drafts < 1:
         raise ConfigError(f"draft_tokens must be 1 or more, not {drafts}; --speculate off drafts nothing")
+    if drafts is not None and drafts > MOST_DRAFTS:
+        raise ConfigError(f"draft_tokens must be {MOST_DRAFTS} or less, not {drafts}: a row has a token more")
     if folder is not None and method != "dflash":
         raise ConfigError(f"--drafter {folder} is for --speculate dflash, not {method}")
     most_tokens = context or model.spec.max_context

@@ -59,7 +59,7 @@ class Plan:
 def cards_for(plan: PlanConfig) -> tuple[Card, ...]:
     """Cards by name, else one of --vram-bytes, else this machine's first, else one of any size."""
     if plan.gpu is not None:
-        named = tuple(card(name) for name in plan.gpu.split(","))
+        named = tuple(map(card, _names(plan.gpu)))
         return tuple(replace(each, memory_bytes=plan.vram_bytes or each.memory_bytes) for each in named)
     if plan.vram_bytes is not None:
         return (Card("card", plan.vram_bytes),)
@@ -68,6 +68,13 @@ def cards_for(plan: PlanConfig) -> tuple[Card, ...]:
         card_of_driver(gpu.name, gpu.memory_bytes, 10 * gpu.compute_capability[0] + gpu.compute_capability[1])
         for gpu in gpus[:1]
     ) or (ANY_CARD,)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError(f"--gpu {text!r}: a name is missing beside a comma")
+    return names
 
 
 def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | None], Model]) -> Plan:

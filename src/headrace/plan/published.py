@@ -37,8 +37,8 @@ _GROUP = 16
 
 def published_model(text: str) -> Model:
     """What the published checkpoint "NAME" or "NAME:FORMAT" holds. Raises ConfigError for a name or format there is not."""
-    name, _, given = text.partition(":")
-    format = given or FORMATS[0]
+    name, colon, given = text.partition(":")
+    format = given if colon else FORMATS[0]
     if format not in FORMATS:
         raise ConfigError(f"there is no weight format {format!r}; there are {', '.join(FORMATS)}")
     model = _planned(name, format) if format in PLANNED_FORMATS else declared_model(text)

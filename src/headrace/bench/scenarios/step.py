@@ -27,6 +27,7 @@ from headrace.errors import ConfigError
 from headrace.hardware import detect
 from headrace.plan.budget import state_bytes_per_sequence
 from headrace.plan.checkpoint import Model
+from headrace.plan.draft_memory import MOST_DRAFTS
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _Load = tuple[int, int, int, int]
 """Rows, query tokens, context, drafts."""
-_MOST_DRAFTS = 15
 _WARM_UPS = 8
 _KERNELS_SHOWN = 25
 
@@ -101,8 +101,8 @@ def _loads(settings: Settings) -> Iterator[_Load]:
         for flag, value in (("--rows", rows), ("--query-tokens", tokens)):
             if value < 1:
                 raise ConfigError(f"{flag} must be 1 or more, not {value}")
-        if not 0 <= drafts <= _MOST_DRAFTS:
-            raise ConfigError(f"--drafts must be from 0 to {_MOST_DRAFTS}, not {drafts}")
+        if not 0 <= drafts <= MOST_DRAFTS:
+            raise ConfigError(f"--drafts must be from 0 to {MOST_DRAFTS}, not {drafts}")
         if context < tokens + drafts:
             raise ConfigError(f"--context {context} is less than the {tokens + drafts} tokens of a row's step")
         yield rows, tokens, context, drafts
