@@ -48,7 +48,7 @@ def test_the_published_parameter_counts():
     def parameters(name: str) -> int:
         return sum(t.nbytes // 2 for t in declared_model(name).checkpoint.tensors.values())
 
-    assert round(parameters("qwen3.8-27b") / 1e9, 2) == 26.90  # its text model
+    assert round(parameters("qwen3.8-27b") / 1e9, 2) == 27.32  # its text model and the multi-token head
     assert round(parameters("smollm2-135m") / 1e6, 1) == 134.5
 
 

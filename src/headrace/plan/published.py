@@ -17,9 +17,9 @@ from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.models import declaration_for
-from headrace.models.mapping import TensorMapping, map_attention, map_mlp
-from headrace.models.spec import AttentionSpec, MlpSpec, ModelSpec, Weight, WeightMap
+from headrace.models.spec import ModelSpec, Weight, WeightMap
 from headrace.plan.checkpoint import Checkpoint, Model, TensorHeader
+from headrace.plan.mtp import mtp_weights
 from headrace.plan.shapes import FORMATS as SERVED_FORMATS
 from headrace.plan.shapes import declared_model, shape
 
@@ -28,7 +28,6 @@ FORMATS = (*SERVED_FORMATS, *PLANNED_FORMATS)
 """Weight formats that a published model may be planned in."""
 _VISION = {"depth": 27, "hidden": 1152, "inner": 4304, "patch": 3 * 2 * 16 * 16, "positions": 2304, "merged": 4}
 """Of Qwen3.8-27B: blocks, width, inner width, numbers in a patch, positions, patches that become one token."""
-_MTP_LAYERS = {"qwen3.8-27b": 1}
 _VISION_TOWERS = {"qwen3.8-27b": _VISION}
 _STORED = {"uint8": ("U8", 1), "float8_e4m3fn": ("F8_E4M3", 1), "float32": ("F32", 4), "bfloat16": ("BF16", 2)}
 _BLOCK = 128
@@ -43,13 +42,13 @@ def published_model(text: str) -> Model:
         raise ConfigError(f"there is no weight format {format!r}; there are {', '.join(FORMATS)}")
     model = _planned(name, format) if format in PLANNED_FORMATS else declared_model(text)
     path = model.checkpoint.path
-    head = tuple(weight for plain in _mtp_weights(name, model.spec) for weight in _mtp_stored(plain, format))
+    plain = mtp_weights(model.spec, None).weights if model.spec.mtp_layers else ()
+    head = tuple(part for weight in plain for part in _mtp_stored(weight, format))
     tower = tuple(Weight(source, "", size) for source, size in _tower(name, model.spec.hidden))
     tensors = {**model.checkpoint.tensors, **{weight.source: _header(path, weight) for weight in (*head, *tower)}}
     left_out = (("vision tower", tuple(weight.source for weight in tower)),) if tower else ()
     weight_map = replace(model.weight_map, kept=tuple(weight.source for weight in head), left_out=left_out)
-    spec = replace(model.spec, mtp_layers=_MTP_LAYERS.get(name, 0))
-    return replace(model, checkpoint=replace(model.checkpoint, tensors=tensors), spec=spec, weight_map=weight_map)
+    return replace(model, checkpoint=replace(model.checkpoint, tensors=tensors), weight_map=weight_map)
 
 
 def parameters(model: Model) -> int:
@@ -71,7 +70,7 @@ def _planned(name: str, format: str) -> Model:
 
 def _is_packed(weight: Weight) -> bool:
     """Linear layers of a decoder's layers, but for the small one of decays and learning rates."""
-    linear = len(weight.shape) == 2 and weight.target.startswith("layers.") and weight.target.endswith(".weight")
+    linear = len(weight.shape) == 2 and weight.target.startswith("layer") and weight.target.endswith(".weight")
     return linear and not weight.target.endswith(".ab.weight")
 
 
@@ -97,23 +96,6 @@ def _part(weight: Weight, name: str, size: tuple[int, ...], dtype: str) -> Weigh
 def _header(path: Path, weight: Weight) -> TensorHeader:
     dtype, size = _STORED[weight.dtype or "bfloat16"]
     return TensorHeader(path, dtype, weight.shape, 0, size * prod(weight.shape))
-
-
-def _mtp_weights(name: str, spec: ModelSpec) -> tuple[Weight, ...]:
-    """One layer of full attention behind a projection of the embedding and the hidden state, each normed."""
-    mapping, hidden = TensorMapping(None), spec.hidden
-    for index in range(_MTP_LAYERS.get(name, 0)):
-        layer = next(layer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec))
-        assert isinstance(layer.mixer, AttentionSpec) and isinstance(layer.mlp, MlpSpec)
-        mapping.take("mtp.fc.weight", "fc.weight", hidden, 2 * hidden)
-        for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-            mapping.take(f"mtp.{norm}.weight", f"{norm}.weight", hidden)
-        source, target = f"mtp.layers.{index}.", f"layers.{index}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            mapping.take(f"{source}{norm}.weight", f"{target}{norm}.weight", hidden)
-        map_attention(mapping, layer.mixer, hidden, f"{source}self_attn.", f"{target}mixer.")
-        map_mlp(mapping, layer.mlp, hidden, f"{source}mlp.", f"{target}mlp.")
-    return mapping.finish().weights
 
 
 def _mtp_stored(weight: Weight, format: str) -> Iterator[Weight]:

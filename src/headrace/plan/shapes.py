@@ -12,6 +12,7 @@ from headrace.errors import ConfigError
 from headrace.models import declaration_for
 from headrace.models.spec import ModelSpec, Weight, WeightMap
 from headrace.plan.checkpoint import Checkpoint, Model, TensorHeader
+from headrace.plan.mtp import mtp_weights
 from headrace.quant import FORMATS as WEIGHT_FORMATS
 from headrace.quant import LinearFormat
 
@@ -35,6 +36,7 @@ _QWEN38_27B_TEXT: Mapping[str, Any] = {
     "attention_bias": False,
     "max_position_embeddings": 262_144,
     "tie_word_embeddings": False,
+    "mtp_num_hidden_layers": 1,
     "eos_token_id": 248_044,
     "dtype": "bfloat16",
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
@@ -101,8 +103,10 @@ def declared_model(text: str) -> Model:
     spec: ModelSpec = declaration.spec(config)
     weight_map: WeightMap = declaration.weights(spec, None)
     weight_map, formats = _stored(weight_map, format)
+    head = mtp_weights(spec, None).weights if spec.mtp_layers else ()
     path = Path(name)
-    tensors = {w.source: _header(path, w) for w in weight_map.weights}
+    tensors = {w.source: _header(path, w) for w in (*weight_map.weights, *head)}
+    weight_map = replace(weight_map, kept=tuple(w.source for w in head))
     return Model(Checkpoint(path, "hf", config, tensors), spec, weight_map, formats)
 
 
