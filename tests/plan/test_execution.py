@@ -75,7 +75,7 @@ def budget(graphs: str) -> Budget:
 def test_a_budget_with_graphs_has_their_lines_and_stays_within_its_limit() -> None:
     without, within = budget("off"), budget("on")
     lines = {line.name: line.bytes for line in within.lines}
-    shapes = prompt_shapes(8, 1024)
+    shapes = prompt_shapes(8, 1024, 4096)
     sizes = Sizes(1032, 8, 0, 2, GPU.processors or ASSUMED_PROCESSORS, GPU.capability, True).captured(shapes[-1])
     captured = graph_bytes(
         MODEL.spec, BF16, 8, low_bit=True, prompts=len(shapes), prompt_bytes=layers_bytes(MODEL.spec, sizes)

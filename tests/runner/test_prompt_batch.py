@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runner.test_graphs import SLOTS, engine, requests, tokens_of
+from tests.runner.test_graphs import CONTEXT, SLOTS, engine, requests, tokens_of
 
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, shape_of
 from headrace.plan.uploads import step_words
@@ -45,7 +45,7 @@ class Padded:
 
 class PaddedSteps:
     def __init__(self, runner: Any) -> None:
-        self.runner, self.shapes, self.seen = runner, prompt_shapes(SLOTS, 32), []
+        self.runner, self.shapes, self.seen = runner, prompt_shapes(SLOTS, 32, CONTEXT), []
 
     def graph_for(self, rows: tuple[Row, ...]) -> Padded | None:
         tokens = sum(len(row.tokens) or 1 for row in rows)
@@ -67,18 +67,19 @@ def test_padded_steps_give_the_tokens_of_plain_ones(depth: int, together: int) -
     assert any(rows < tokens < shape.tokens for shape, rows, tokens in steps.seen)
 
 
-@given(st.integers(1, 300), st.integers(1, 5000))
-def test_shapes_rise_and_are_no_larger_than_what_there_is(max_rows: int, max_tokens: int) -> None:
-    shapes = prompt_shapes(max_rows, max_tokens)
-    assert list(shapes) == sorted(set(shapes)) and bool(shapes) == (max_tokens >= 8)
-    assert all(1 <= s.prompts <= s.rows <= min(max_rows, s.tokens) and s.tokens <= max_tokens for s in shapes)
+@given(st.integers(1, 300), st.integers(1, 5000), st.integers(1, 5000))
+def test_shapes_rise_and_are_no_larger_than_what_there_is(max_rows: int, chunk_tokens: int, context: int) -> None:
+    shapes, most = prompt_shapes(max_rows, chunk_tokens, context), min(chunk_tokens, context)
+    assert list(shapes) == sorted(set(shapes)) and bool(shapes) == (most >= 8)
+    assert all(1 <= s.prompts <= s.rows <= min(max_rows, s.tokens) and s.tokens <= most for s in shapes)
+    assert (512 in [s.tokens for s in shapes]) == (chunk_tokens >= 2048 and context >= 512)
 
 
-@given(st.integers(1, 80), st.integers(8, 600), st.integers(1, 300), st.integers(1, 70), st.integers(0, 5))
+@given(st.integers(1, 80), st.integers(8, 3000), st.integers(1, 300), st.integers(1, 70), st.integers(0, 5))
 def test_a_step_runs_as_the_smallest_shape_that_holds_it(
     max_rows: int, max_tokens: int, tokens: int, rows: int, prompts: int
 ) -> None:
-    shapes = prompt_shapes(max_rows, max_tokens)
+    shapes = prompt_shapes(max_rows, max_tokens, 10**6)
     found = shape_of(tokens, rows, prompts, shapes)
     fitting = [s for s in shapes if s.tokens >= tokens and s.rows >= rows and s.prompts >= prompts]
     assert found == (min(fitting) if fitting else None)
@@ -88,7 +89,7 @@ def test_a_step_runs_as_the_smallest_shape_that_holds_it(
 def test_the_eager_steps_upload_has_room_for_each_shape(slots: int, chunk_tokens: int) -> None:
     """`Runner` has one for both."""
     room = step_words(chunk_tokens + slots, slots + 1, 0)
-    for shape in prompt_shapes(slots, chunk_tokens):
+    for shape in prompt_shapes(slots, chunk_tokens, 10**6):
         rows = shape.rows + shape.prompts + 1
         assert 3 * shape.tokens + 2 * rows + rows // 2 + 1 + 3 * shape.rows <= room
     assert upload_bytes(1, slots, slots + 1, chunk_tokens + slots, 0, graphs=False) >= 8 * room

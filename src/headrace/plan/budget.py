@@ -254,7 +254,7 @@ def _fixed_lines(
         why = f"steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
         parts = seqs * max(2 * layer.mlp.intermediate for layer in spec.layers) * _SUMMED_BYTES if low_bit else 0
         library = not low_bit or any(weight.target == "head.weight" and weight.dtype is None for weight in weights.weights)
-        shapes = () if drafts else prompt_shapes(seqs, min(config.chunk_tokens, config.context or spec.max_context))
+        shapes = () if drafts else prompt_shapes(seqs, config.chunk_tokens, config.context or spec.max_context)
         captured = graph_bytes(
             spec, dtypes, seqs, drafts, LOGIT_ROWS, low_bit=low_bit, library=library, prompts=len(shapes),
             prompt_bytes=max((layers_bytes(spec, sizes.captured(shape)) for shape in shapes), default=0),

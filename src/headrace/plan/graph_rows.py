@@ -19,9 +19,10 @@ allocator rounds up to."""
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _STEP = 32
 """Beyond the small sizes; a step's cost grows little within one."""
-_PROMPT_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)
+_PROMPT_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+_MIXED_TOKENS = 256
 _MIXED_ROWS = (8, 64)
-_MOST_PROMPTS = 4
+_MOST_PROMPTS, _MOST_LONG_PROMPTS = 4, 2
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
@@ -44,13 +45,15 @@ class PromptShape:
     prompts: int
 
 
-def prompt_shapes(max_rows: int, max_tokens: int) -> tuple[PromptShape, ...]:
-    """Rising, for steps of up to max_tokens tokens, up to the number from which launching a step takes less than the step."""
-    few, many = _MIXED_ROWS
+def prompt_shapes(max_rows: int, chunk_tokens: int, context: int) -> tuple[PromptShape, ...]:
+    """Rising, for steps of up to chunk_tokens tokens, and up to the number from which launching a step takes less than the step:
+    a quarter of chunk_tokens, which are as many as the card is fast.
+    """
+    (few, many), most = _MIXED_ROWS, min(max(_MIXED_TOKENS, chunk_tokens // 4), chunk_tokens, context)
     pairs = ((tokens, rows) for tokens in _PROMPT_TOKENS for rows in {min(few, max_rows), min(many, max_rows)})
     return tuple(sorted(
-        PromptShape(tokens, min(rows, tokens), min(_MOST_PROMPTS, rows))
-        for tokens, rows in pairs if tokens <= max_tokens and (rows <= few or tokens > 2 * few)
+        PromptShape(tokens, min(rows, tokens), min(_MOST_PROMPTS if tokens <= _MIXED_TOKENS else _MOST_LONG_PROMPTS, rows))
+        for tokens, rows in pairs if tokens <= most and (rows <= few or 2 * few < tokens <= _MIXED_TOKENS)
     ))
 
 

@@ -80,7 +80,7 @@ def rehearse(
         for tokens in steps(layout.slots, chunk_tokens):
             step(outline, tokens)
         with suppress(NotImplementedError):  # an operation of a shape that only a reference computes: nothing will be captured
-            for shape in _captured_shapes(decoder, layout, min(context, chunk_tokens)):
+            for shape in _captured_shapes(decoder, layout, chunk_tokens, context):
                 captured(shape)
         if layout.drafts:
             _rehearse_drafts(spec, outline, layout, dtypes, device)
@@ -91,10 +91,10 @@ def rehearse(
     return torch.cuda.max_memory_allocated(device) - held_bytes if device.type == "cuda" else 0
 
 
-def _captured_shapes(decoder: Decoder, layout: CacheLayout, most_tokens: int) -> tuple[PromptShape, ...]:
+def _captured_shapes(decoder: Decoder, layout: CacheLayout, chunk_tokens: int, context: int) -> tuple[PromptShape, ...]:
     """Of the steps with prompts that will be captured."""
     captures = layout.padding and not layout.drafts and runs_triton(decoder.embedding.weight)
-    return prompt_shapes(layout.slots, most_tokens) if captures else ()
+    return prompt_shapes(layout.slots, chunk_tokens, context) if captures else ()
 
 
 def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.blocks import block_bytes
 from headrace.plan.dtypes import Dtypes
-from headrace.plan.graph_rows import prompt_shapes, row_buckets
+from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer, SampledRows
 from headrace.runner.copies import copy_pages, keep_states, resume_state
@@ -132,7 +132,7 @@ class Runner:
         self._prompts: PromptGraphs | None = None
         self._taken: MemoryCounts | None = None
         if graphs and layout.padding and device.type == "cuda":
-            self._capture(min(chunk_tokens, context))
+            self._capture(prompt_shapes(layout.slots, chunk_tokens, context))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -276,23 +276,23 @@ class Runner:
                 self._drafting.admit(admissions)
 
     @torch.inference_mode()
-    def _capture(self, prompt_tokens: int) -> None:
+    def _capture(self, prompts: tuple[PromptShape, ...]) -> None:
         sizes = row_buckets(self.layout.slots)
         try:
             if self._drafting is not None:
                 self._drafting.capture(sizes)
             else:
-                self._capture_plain(sizes, prompt_tokens)
+                self._capture_plain(sizes, prompts)
         except RuntimeError as error:  # an operation that waits for the device: shapes that only a reference computes
             if isinstance(error, torch.OutOfMemoryError) or self._graphs_required:
                 raise
             reason = str(error).partition("\n")[0]
             logging.getLogger("headrace").warning("decode steps cannot be captured, and run eagerly: %s", reason)
 
-    def _capture_plain(self, sizes: tuple[int, ...], prompt_tokens: int) -> None:
+    def _capture_plain(self, sizes: tuple[int, ...], shapes: tuple[PromptShape, ...]) -> None:
         assert self._packer is not None
         over = Captured.over(self._decoder, self._pools, self._tables, self._sampler)
-        prompts = PromptGraphs(prompt_shapes(self.layout.slots, prompt_tokens), self._packer.upload, over)
+        prompts = PromptGraphs(shapes, self._packer.upload, over)
         graphs = DecodeGraphs(sizes, over)
         self._taken = capture((*prompts.steps, *graphs.steps))
         self._graphs, self._prompts = graphs, prompts
