@@ -72,6 +72,13 @@ class EngineConfig:
     ram_cache_bytes: int = setting(
         0, "Host memory for what requests computed, beside the device's; pinned on a GPU.", metavar="N"
     )
+    ssd_cache: str | None = setting(
+        None, "Directory on an SSD for what requests computed: it outlives the engine, and servers may share it. Its way there "
+        "and back is through host memory: without ram-cache-bytes, as much as a sequence takes.", metavar="DIR"
+    )
+    ssd_cache_bytes: int = setting(
+        64 << 30, "Most bytes in that directory, of all models together; what was not used for longest goes.", metavar="N"
+    )
     speculate: str = setting(
         "auto", "What drafts tokens that a step then verifies: lookup takes them from the sequence itself. auto is off so "
         "far.", choices=SPECULATE
@@ -136,8 +143,6 @@ class PlanConfig:
         "token-head", "Scales of 8-bit keys and values: one for each token and head, or one for all.", choices=KV_SCALES
     )
     vision: str = setting("auto", "Whether a vision tower is in memory; auto is on if the checkpoint has one.", choices=VISION)
-    ssd_cache: str | None = setting(None, "Directory for checkpoints and pages that outlive the engine.", metavar="DIR")
-    ssd_cache_bytes: int = setting(0, "Most bytes in that directory.", metavar="N")
 
 
 def from_settings(cls: type[Any], settings: dict[str, Any]) -> Any:

@@ -178,11 +178,13 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence takes a slot. The runner clears the slot (states, counts) and installs its sampling parameters.
+    """A sequence takes a slot. The runner clears the slot (states, counts) and installs its sampling parameters, and the last
+    token that is known as its next.
 
     output: tokens generated before a preemption; they count for penalties and are replayed by the rows that follow. start:
-    tokens that are cached: its rows begin there. pages: what holds them. checkpoint: the checkpoint slot with the state there,
-    of host memory if `from_host`; None where the model has none or nothing is cached.
+    tokens that are cached: its rows begin there. pages: what holds them. checkpoint: the checkpoint slot with the state there;
+    None where the model has none, nothing is cached, or it comes from host memory. restored: then the step whose plan brings
+    it and the pages, this one or one before.
     """
 
     sequence: int
@@ -192,20 +194,23 @@ class Admission:
     start: int = 0
     pages: tuple[PageUpdate, ...] = ()
     checkpoint: int | None = None
-    from_host: bool = False
+    restored: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopies:
-    """Between the device and host memory: pages and states that are kept there too, then pages that come back.
+    """Between the device and host memory: pages and states that are kept there too, then pages and states that come back.
 
     to_host: pages by device page and host page; states: by checkpoint slot and host checkpoint; from_host: by host page and
-    device page. waits: what follows in the plan may overwrite what this plan or an earlier one copies to host memory.
+    device page; resumed: by slot and host checkpoint. Rows of the plan do not wait for what comes back, but those of sequences
+    that it admits as restored by it. waits: what follows in the plan may overwrite what this plan or an earlier one copies
+    to host memory, or what an earlier one brings back.
     """
 
     to_host: tuple[PageCopy, ...] = ()
     states: tuple[StateCopy, ...] = ()
     from_host: tuple[PageCopy, ...] = ()
+    resumed: tuple[StateCopy, ...] = ()
     waits: bool = False
 
 
@@ -303,15 +308,30 @@ class TokenEvent:
     accepted_tokens: int = 0
 
 
+RESTORE_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper ends of what `RestoreTimes` counts apart; one more counts what took longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreTimes:
+    """Of restores from a tier: seconds in all, and how many took how long."""
+
+    tier: str
+    sum_s: float
+    counts: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges and running totals of the engine, as /metrics shows them.
 
     kv_pages_used: by running sequences; kv_pages_cached: kept for later ones, and given up where pages are short; *_bytes: of
-    these, host_* of what is in host memory. restores_total: requests that began with something from there. prefix_misses:
-    requests by the reason why they were computed from an earlier token than they could have been. drafted, accepted: drafts
-    verified, and accepted, by their number in a row. draft_tokens_chosen: of all rows of the last step; draft_gain: what drafts
-    are expected to add to the tokens a second, 0.5 is half as much more.
+    these, host_* of what is in host memory, ssd_bytes of files. Each request that begins is a hit, whose prompt begins with
+    something cached, or a miss, for a reason; prefix_short are hits that might have been longer, by the reason why they are
+    not. restores_total: sequences that began, or after a preemption went on, with something from host memory; ssd_hits_total:
+    requests that had it read from SSD before. ssd_misses: entries that could not be read; ssd_dropped: entries that were not
+    written. drafted, accepted: drafts verified, and accepted, by their number in a row. draft_tokens_chosen: of all rows of the
+    last step; draft_gain: what drafts are expected to add to the tokens a second, 0.5 is half as much more.
     """
 
     steps: int = 0
@@ -335,6 +355,14 @@ class EngineStats:
     restores_total: int = 0
     prefix_hits_total: int = 0
     prefix_misses: tuple[tuple[str, int], ...] = ()
+    prefix_short: tuple[tuple[str, int], ...] = ()
+    restore_times: tuple[RestoreTimes, ...] = ()
+    ssd_bytes: int = 0
+    ssd_hits_total: int = 0
+    ssd_misses: tuple[tuple[str, int], ...] = ()
+    ssd_dropped: tuple[tuple[str, int], ...] = ()
+    ssd_read_bytes_total: int = 0
+    ssd_written_bytes_total: int = 0
     drafted: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     draft_tokens_chosen: int = 0

@@ -42,7 +42,7 @@ def make_runner(device: str, dtype: str, kv: str = "", pages: int = PAGES, host_
     dtypes: Any = Dtypes(dtype, kv or dtype, "float32" if dtype == "float32" else "float16")  # type: ignore[arg-type]
     groups = cache_groups(spec)
     layout = CacheLayout(groups, PAGE_TOKENS, (pages,), SLOTS, device == "cuda", 0, 12)
-    host = CacheLayout(groups, PAGE_TOKENS, (host_pages,), 0, checkpoints=8) if host_pages else None
+    host = CacheLayout(groups, PAGE_TOKENS, (host_pages,), 0, checkpoints=24) if host_pages else None
     return Runner(spec, decoder, layout, dtypes, torch.device(device), context=CONTEXT, chunk_tokens=128, host=host)
 
 
@@ -54,23 +54,40 @@ class Engine:
         self.forget()
 
     def forget(self) -> None:
-        scheduler = Scheduler(self._runner.layout, chunk_tokens=128, prefixes=self._settings)
+        scheduler = Scheduler(
+            self._runner.layout, chunk_tokens=128, prefixes=self._settings, memory=self._runner.host
+        )
         self._core = EngineCore(scheduler, self._runner, depth=self._depth)
 
     @property
     def restores(self) -> int:
         return self._core.stats().restores_total
 
+    @property
+    def restored(self) -> int:
+        """Copies back that were timed."""
+        return sum(sum(each.counts) for each in self._core.stats().restore_times)
+
     def answer(self, request: Request) -> Answer:
-        self._core.add(request)
-        tokens, logprobs, cached = [], [], 0
+        return self.answers([request])[request.id]
+
+    def answers(self, requests: list[Request], steps: int = 0) -> dict[str, Answer]:
+        """Each request comes `steps` steps after the one before."""
+        made: dict[str, Answer] = {}
+        for request in requests:
+            self._core.add(request)
+            made[request.id] = ([], [], 0)
+            for _ in range(steps):
+                self._step(made)
         while self._core.has_work:
-            for event in self._core.step():
-                assert event.finish_reason != "error", event.error
-                tokens += event.tokens
-                logprobs += event.logprobs
-                cached = event.cached_tokens
-        return tokens, logprobs, cached
+            self._step(made)
+        return made
+
+    def _step(self, made: dict[str, Answer]) -> None:
+        for event in self._core.step():
+            assert event.finish_reason != "error", event.error
+            tokens, logprobs, _ = made[event.request]
+            made[event.request] = [*tokens, *event.tokens], [*logprobs, *event.logprobs], event.cached_tokens
 
 
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
@@ -118,7 +135,7 @@ def test_what_comes_back_from_host_memory_has_the_bits_that_went_there(device: s
     sampling, found = SamplingParams(temperature=0.7, logprobs=2), []
     for pages, host_pages in ((64, 0), (24, 64)):
         runner = make_runner(device, dtype, "", pages, host_pages)
-        host = CacheLayout(runner.layout.groups, PAGE_TOKENS, (host_pages,), 0, checkpoints=8) if host_pages else None
+        host = CacheLayout(runner.layout.groups, PAGE_TOKENS, (host_pages,), 0, checkpoints=24) if host_pages else None
         engine = Engine(runner, depth, replace(SETTINGS, host=host))
         answers = [engine.answer(Request("first", document, sampling, 1, 30))]
         engine.answer(Request("other", other, sampling, 2, 20))
@@ -128,3 +145,28 @@ def test_what_comes_back_from_host_memory_has_the_bits_that_went_there(device: s
         found.append(answers)
         runner.close()
     assert found[0] == found[1] and found[0][1][2] == 203 + 29
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEVICES[:2])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_others_go_on_while_something_comes_back_from_host_memory(device: str, dtype: str, depth: int) -> None:
+    """Two conversations on pages for one of them, beside a third that is being answered all the time."""
+    rng = random.Random(12)
+    known = {name: tuple(rng.randrange(1000) for _ in range(203)) for name in "ab"}
+    runner = make_runner(device, dtype, "", 22, 160)
+    host = CacheLayout(runner.layout.groups, PAGE_TOKENS, (160,), 0, checkpoints=24)
+    engine, cold = Engine(runner, depth, replace(SETTINGS, host=host)), Engine(make_runner(device, dtype), depth)
+    greedy = SamplingParams(temperature=0.0, logprobs=0)
+    for turn in range(6):
+        name = "ab"[turn % 2]
+        asked = Request(f"{turn}", known[name], greedy, turn, 8)
+        beside = Request(f"beside {turn}", tuple(rng.randrange(1000) for _ in range(20)), greedy, turn, 40)
+        made = engine.answers([beside, asked], 3)
+        tokens, logprobs, cached = made[asked.id]
+        assert turn < 2 or cached == len(known[name]) - 11, "but the question and the last answer's end"
+        cold.forget()
+        _, alone, _ = cold.answer(replace(asked, id=f"cold {turn}", max_tokens=1))
+        assert logprobs[0].logprob == pytest.approx(alone[0].logprob, abs=0.25) and len(made[beside.id][0]) == 40
+        known[name] = (*known[name], *tokens, *(rng.randrange(1000) for _ in range(10)))
+    assert engine.restores >= 3 and engine.restored >= 2
+    runner.close()

@@ -162,7 +162,7 @@ def test_fifteen_drafts_in_sixteen_rows_of_a_cache_too_small_for_them(hybrid: Pa
     requests = make_requests(32, 100, longest=100)
     settings: dict[str, object] = {"max_seqs": 16, "chunk_tokens": 37, "page_tokens": 8}
     expected = answers(build(hybrid, None, **settings), requests)
-    drafter = ScriptedDrafter({name: a.tokens for name, a in expected.items()}, 15, 100, chances=(0.5, 0.95, 1.0))
+    drafter = ScriptedDrafter({name: a.tokens for name, a in expected.items()}, 15, 100, chances=(0.5, 1.0, 1.0))
     core = build(hybrid, drafter, loop=loop, cache_bytes=280_000, **settings)
     counts = outcomes(core)
     agree(answers(core, requests), expected)

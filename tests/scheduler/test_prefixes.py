@@ -111,6 +111,19 @@ def test_an_end_token_is_computed_where_steps_overlap(depth: int, computed: int)
     assert engine.run(second)["t1"].cached_tokens == len(known) + computed
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("tokens", [2, 3, 9, 20, 21])
+def test_a_whole_prompt_asked_again_is_a_hit_but_for_its_last_token(recurrent: bool, tokens: int) -> None:
+    """The first time already leaves what is wanted: the second is a step of one token, and the same each time."""
+    engine = Engine(recurrent=recurrent, chunk=16)
+    for number in range(4):
+        name = f"r{number}"
+        assert engine.run(request(name, DOCUMENT[:tokens]))[name].cached_tokens == (tokens - 1 if number else 0)
+        assert engine.computed[name] == (3 if number else tokens + 2)
+    stats = engine.scheduler.stats()
+    assert stats.prefix_hits_total == 3 and stats.prefix_misses == (("cold", 1),) and stats.prefix_short == ()
+
+
 def test_messages_that_are_rendered_anew_are_computed_from_the_last_one_that_is_not() -> None:
     engine = Engine()
     engine.run(request("t0", (*DOCUMENT[:17], 40, 41), message_ends=(6, 17)))
@@ -123,7 +136,8 @@ def test_a_split_that_was_seen_twice_is_resumed_the_third_time() -> None:
     engine = Engine()
     ends = [engine.run(request(f"r{i}", (*DOCUMENT[:14], 40 + i, 9)))[f"r{i}"].cached_tokens for i in range(3)]
     assert ends == [0, 10, 14], "10 tokens: states are kept inside of long prompts too"
-    assert dict(engine.scheduler.stats().prefix_misses)["no_checkpoint"] == 1
+    stats = engine.scheduler.stats()
+    assert stats.prefix_misses == (("cold", 1),) and stats.prefix_short == (("no_checkpoint", 1), ("diverged", 1))
 
 
 def test_who_does_not_read_and_who_does_not_write() -> None:
@@ -137,11 +151,11 @@ def test_who_does_not_read_and_who_does_not_write() -> None:
     engine.run(request("scored", more, params=scored))
     engine.run(request("other", more, salt="other"))
     assert {engine.starts[name][0] for name in ("out", "scored", "other")} == {0}
-    assert engine.run(request("reads", more))["reads"].cached_tokens == 21
+    assert engine.run(request("reads", more))["reads"].cached_tokens == 20
     assert dict(engine.scheduler.stats().prefix_misses) == {"opted_out": 2, "cold": 1, "prompt_logprobs": 1, "salt": 1}
 
 
-@pytest.mark.parametrize(("recurrent", "start"), [(False, 24), (True, 23)])
+@pytest.mark.parametrize(("recurrent", "start"), [(False, 24), (True, 22)])
 def test_preempted_sequences_resume(recurrent: bool, start: int) -> None:
     """The older one takes a page, the last of the younger, whose other pages are there when it is its turn again."""
     engine = Engine(recurrent=recurrent, pages=9, chunk=32)

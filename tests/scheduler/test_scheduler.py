@@ -3,6 +3,7 @@ whatever of it is cached, every page and checkpoint has one owner."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.support.fake_device import VOCAB, FakeDevice, expected_output
+from tests.support.fake_ssd import FakeSsd
 from tests.support.scripted_drafter import ScriptedDrafter
 
 from headrace.cache.checkpoint_places import CheckpointPlaces
@@ -20,7 +22,10 @@ from headrace.cache.policy.flops_per_byte import FlopsPerByte
 from headrace.cache.prefix.cache import PrefixCache
 from headrace.cache.prefix.node import Node
 from headrace.cache.prefix.settings import PrefixSettings
+from headrace.scheduler.host_tier import HostTier
 from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.sequence import Sequence
+from headrace.scheduler.ssd_tier import SsdSettings
 from headrace.types import Request, SamplingParams, StepPlan, TokenEvent
 
 CONTEXT = 40
@@ -61,10 +66,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         checkpoints=st.sampled_from((0, 0, 1, 3, 8)),
         split_tokens=st.integers(1, 6),
         host_pages=st.sampled_from((0, 0, 3, 12, 60)),
+        ssd=st.sampled_from((None, 0.0, 0.3)),
+        block_pages=st.integers(1, 3),
+        seed=st.integers(0, 99),
     )
     def start(
         self, page: int, slots: int, chunk: int, spare: int, depth: int, windowed: bool, drafts: int, prefixes: bool,
-        checkpoints: int, split_tokens: int, host_pages: int,
+        checkpoints: int, split_tokens: int, host_pages: int, ssd: float | None, block_pages: int, seed: int,
     ) -> None:
         pages = -(-CONTEXT // page) + spare
         groups = (FULL, WINDOW) if windowed else (FULL,)
@@ -77,15 +85,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         if settings and host_pages and not windowed:
             host = CacheLayout(groups, page, (host_pages,), 0, checkpoints=host_pages // 2 * (checkpoints > 0))
             settings = replace(settings, host=host)
-        self.scheduler = Scheduler(self.layout, chunk_tokens=chunk, drafter=self.drafter, prefixes=settings)
-        self.chunk = chunk
+        self.chunk, self.settings, self.beside, self.rng = chunk, settings, seed % 3 > 0, random.Random(seed)
         self.device = FakeDevice(self.layout, recurrent=checkpoints > 0)
+        tiers = ssd is not None and settings is not None and settings.host is not None
+        self.ssd = FakeSsd(self.device, random.Random(seed), ssd or 0.0) if tiers else None
+        self.behind = SsdSettings(self.ssd, b"model", block_pages, lambda: self.ssd.now_s) if self.ssd else None
+        self._begin()
         self.depth = depth
         self.pending: deque[StepPlan] = deque()
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
         self.count = 0
+
+    def _begin(self) -> None:
+        self.scheduler = Scheduler(
+            self.layout, chunk_tokens=self.chunk, drafter=self.drafter, prefixes=self.settings, ssd=self.behind,
+            memory=self.device if self.beside else None,
+        )
+        self.planned = self.run = 0
+        self.sequences: list[Sequence] = []  # of this scheduler
+
+    @precondition(lambda self: self.ssd)
+    @rule()
+    def restart(self) -> None:
+        """All that runs comes to its end; what is left are the files."""
+        self._finish()
+        self.scheduler.close()
+        self.device.__init__(self.layout, recurrent=self.device.recurrent)  # type: ignore[misc]
+        self.ssd.planned = 0
+        self._begin()
 
     @rule(prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 1), max_tokens=st.integers(0, CONTEXT),
           seed=st.integers(0, 9), stop=st.sets(st.integers(0, VOCAB - 1), max_size=2), data=st.data())
@@ -107,6 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.drafter:
             self.drafter.answers[request.id] = expected_output(request)
         self.scheduler.add(request)
+        self.sequences.append(self.scheduler._by_request[request.id])
 
     @precondition(lambda self: len(self.finished) < len(self.requests))
     @rule(data=st.data())
@@ -121,14 +151,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._step()
 
     def _step(self) -> bool:
+        if self.ssd:
+            self.ssd.tick(self.run)
+        if self.rng.random() < 0.3:
+            self.device.land()
         plan = self.scheduler.plan() if len(self.pending) < self.depth else None
         if plan is not None:
+            self.planned += 1
+            if self.ssd:
+                self.ssd.planned = self.planned
             assert sum(len(row.tokens) for row in plan.rows) <= self.chunk
             self.pending.append(plan)
         if self.pending and (plan is None or len(self.pending) == self.depth):
+            self.run += 1
             self._receive(self.scheduler.commit(self.device.run(self.pending.popleft())))
             return True
-        return plan is not None
+        return plan is not None or bool(self.ssd and self.ssd.busy)
 
     def _receive(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -169,15 +207,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         free = prefixes.cache.checkpoint_slots._free
         assert sorted((*(kept_states | copied), *free)) == list(range(self.layout.checkpoints)), "a checkpoint slot is lost"
         if prefixes._host:
-            self._check_host(prefixes._host.cache)
+            self._check_host(prefixes._host)
 
-    def _check_host(self, cache: PrefixCache) -> None:
-        """Between plans nobody reads host memory: all of it is free or the index's."""
-        nodes = all_nodes(cache)
+    def _check_host(self, host: HostTier) -> None:
+        """Between plans nobody reads host memory: all of it is free, the index's, or on its way from the SSD."""
+        cache, nodes = host.cache, all_nodes(host.cache)
+        reads = host.ssd._reads if host.ssd else []
+        saves = [*host.ssd._due, *host.ssd._planned, *host.ssd._saves] if host.ssd else []
         kept = [page for node in nodes for page in node.pages[0]]
-        assert sorted((*kept, *cache.pools[0]._free)) == list(range(cache.pools[0].total))
-        states = [checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()]
-        assert sorted((*states, *cache.checkpoint_slots._free)) == list(range(cache.checkpoint_slots.total))
+        coming = [page for read in reads for page in read.lease.private[0]]
+        assert sorted((*kept, *coming, *cache.pools[0]._free)) == list(range(cache.pools[0].total))
+        states = {checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()}
+        written = {state.slot for save in saves for state in save.states}  # and perhaps evicted meanwhile
+        reserved = [read.slot for read in reads if read.slot is not None]
+        slots = cache.checkpoint_slots
+        assert sorted((*(states | written), *reserved, *slots._free)) == list(range(slots.total))
+        assert {page for save in saves for page in save.held.pages[0]} <= set(kept), "what is being written was evicted"
 
     def _holders(self) -> list:  # type: ignore[type-arg]
         flying = [s for _, sequences in self.scheduler._flight for s in sequences]
@@ -187,13 +232,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever is left runs to its end: nobody starves, and everything is given back."""
         if not hasattr(self, "scheduler"):
             return
+        self._finish()
+
+    def _finish(self) -> None:
         steps = 0
-        while self._step():
+        while self._step() or self.scheduler.has_work:
             steps += 1
             assert steps < 20_000, "no end"
-        assert set(self.finished) == set(self.requests)
+        assert not self.scheduler.has_work and set(self.finished) == set(self.requests)
         stats = self.scheduler.stats()
-        assert stats.requests_running == stats.requests_waiting == stats.kv_pages_used == stats.slots_used == 0
+        began = sum(sequence.cached_tokens is not None for sequence in self.sequences) if self.settings else 0
+        assert stats.prefix_hits_total + sum(count for _, count in stats.prefix_misses) == began, "each a hit or a miss"
+        assert sum(count for _, count in stats.prefix_short) <= stats.prefix_hits_total
+        assert stats.kv_pages_used == 0 and stats.slots_used == 0
         self.nothing_is_lost()
 
 

@@ -29,7 +29,7 @@ class FakeDevice:
     its sequence, its tokens (the recurrent state) and its next input; a checkpoint salt and tokens. Every row asserts that its
     state ends where it starts, or behind that where drafts may have been accepted since, and that its window is in its pages.
     With drafts a message's end freezes its slot: rows behind it do nothing. recurrent: whether states are resumed from
-    checkpoints, or follow from the pages."""
+    checkpoints, or follow from the pages. What comes back from host memory does so as late as it may, or when it `lands`."""
 
     def __init__(self, layout: CacheLayout, *, recurrent: bool = True) -> None:
         self.layout, self.recurrent = layout, recurrent
@@ -37,6 +37,9 @@ class FakeDevice:
         self.kept: dict[int, tuple[str, list[int]]] = {}
         self.host_cells: Cells = [{} for _ in layout.groups]
         self.host_kept: dict[int, tuple[str, list[int]]] = {}
+        self.brought: dict[int, tuple[str, list[int]]] = {}  # by slot: states that came from host memory
+        self.coming: dict[int, HostCopies] = {}  # by step
+        self.steps_run = -1
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(layout.slots)] for _ in layout.groups]
         self.owner: list[int | None] = [None] * layout.slots
         self.state: list[list[int]] = [[] for _ in range(layout.slots)]
@@ -51,16 +54,36 @@ class FakeDevice:
             assert request is not None and 0 <= taken.checkpoint < self.layout.checkpoints
             self.kept[taken.checkpoint] = (request.salt, list(self.state[taken.slot]))
         host = plan.host or HostCopies()
+        if host.waits or host.to_host or host.states:
+            self.land()
         self._copy(host.to_host, self.cells, self.host_cells)
         for taken in host.states:
             self.host_kept[taken.checkpoint] = self.kept[taken.slot]
         self._copy(plan.page_copies, self.cells, self.cells)
-        self._copy(host.from_host, self.host_cells, self.cells)
+        self.coming[plan.step] = host
+        self.steps_run = plan.step
+        for admission in plan.admissions:
+            if admission.restored is not None:
+                self.land(admission.restored)
         for admission in plan.admissions:
             self._admit(admission)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows in one step"
         assert {each.sequence for each in plan.admissions} <= {row.sequence for row in plan.rows}, "one has no row"
         return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
+
+    def land(self, step: int | None = None) -> None:
+        """What the plan of that step, or any, brings back from host memory is there."""
+        for each in list(self.coming) if step is None else [step]:
+            host = self.coming.pop(each, HostCopies())
+            self._copy(host.from_host, self.host_cells, self.cells)
+            for resumed in host.resumed:
+                self.brought[resumed.slot] = self.host_kept[resumed.checkpoint]
+
+    def landed(self, step: int) -> bool:
+        return step <= self.steps_run and step not in self.coming
+
+    def take_times(self) -> list[float]:
+        return []
 
     def _copy(self, copies: tuple[PageCopy, ...], sources: Cells, targets: Cells) -> None:
         for copy in copies:
@@ -73,11 +96,14 @@ class FakeDevice:
     def _admit(self, admission: Admission) -> None:
         slot, request = admission.slot, admission.request
         state = [*request.prompt, *admission.output][: admission.start]
-        assert (admission.checkpoint is not None) == (self.recurrent and admission.start > 0)
-        if admission.checkpoint is not None:
-            kept = self.host_kept if admission.from_host else self.kept
-            assert kept[admission.checkpoint] == (request.salt, state), "it resumes from another state"
-        self.owner[slot], self.state[slot], self.next_input[slot] = admission.sequence, state, None
+        restored = admission.restored is not None
+        assert (admission.checkpoint is not None or restored) == (admission.start > 0) or not self.recurrent
+        assert admission.checkpoint is None or not restored
+        if self.recurrent and admission.start > 0:
+            found = self.brought.pop(slot) if restored else self.kept[admission.checkpoint]  # type: ignore[index]
+            assert found == (request.salt, state), "it resumes from another state"
+        self.owner[slot], self.state[slot] = admission.sequence, state
+        self.next_input[slot] = [*request.prompt, *admission.output][-1]
         self.request[slot], self.frozen[slot] = request, False
         for table in self.tables:
             table[slot] = {}

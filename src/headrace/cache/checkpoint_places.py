@@ -9,6 +9,9 @@ from dataclasses import dataclass
 LAST_MESSAGES = 3
 """Of a prompt's message ends, so many of the last have checkpoints whatever their distance: an edit is of these."""
 
+NEAR_TOKENS = 16
+"""So few tokens are not worth a state, nor a step of their own: what a chat template puts behind the last message."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlaces:
@@ -32,7 +35,9 @@ class CheckpointPlaces:
         """Token counts above `resumed`, rising, where checkpoints are to be taken while a prompt is computed.
 
         resumed: tokens that need not be computed. message_ends: ascending. splits: token counts up to which other requests
-        agree with this one. The prompt's end is always one of them. Raises ValueError for a place past it.
+        agree with this one. One token before the prompt's end is among them, unless a message ends shortly before: whoever
+        asks the same again needs the last token's logits, and whoever goes on has one token more to compute. Raises ValueError
+        for a place past the end.
         """
         ends = sorted(set(message_ends))
         splits = sorted(set(splits))
@@ -41,9 +46,11 @@ class CheckpointPlaces:
                 raise ValueError(f"a {name} at {places[0]} or {places[-1]} is not within the prompt's {prompt_tokens} tokens")
         if prompt_tokens <= resumed:
             return ()
-        chosen = {prompt_tokens, *self._worthwhile([end for end in ends if end > resumed])}
+        chosen = {*self._worthwhile([end for end in ends if end > resumed])}
+        if prompt_tokens - 1 > resumed and not any(prompt_tokens - NEAR_TOKENS <= end < prompt_tokens for end in chosen):
+            chosen.add(prompt_tokens - 1)
         chosen.update(split for split in splits if split - resumed >= self.split_tokens)
-        return tuple(self._with_geometric(sorted(chosen), resumed))
+        return tuple(self._with_geometric(sorted(chosen), resumed)) if chosen else ()
 
     def _worthwhile(self, ends: list[int]) -> list[int]:
         """The first message end, the last few, and between them those far enough from the one chosen before."""

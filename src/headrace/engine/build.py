@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
+from headrace.engine.device_drafters import drafter_maker
 from headrace.engine.model_source import find_model
 from headrace.engine.shared_gpu import budget_beside_others
+from headrace.engine.ssd_cache import open_store, ssd_settings
 from headrace.engine.start import Start, planned_workspace
 from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
@@ -26,8 +28,8 @@ from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.host_memory import check_host_memory
-from headrace.plan.prefix_cache import prefix_settings
-from headrace.plan.speculation import drafter_extras, drafter_for, looked_up
+from headrace.plan.prefix_cache import prefix_settings, staging_bytes
+from headrace.plan.speculation import drafter_extras, drafter_for
 from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
@@ -37,7 +39,7 @@ from headrace.types import EngineInfo, Request, SamplingParams
 if TYPE_CHECKING:
     import torch
 
-    from headrace.runner.runner import MakeDrafter, Runner
+    from headrace.runner.runner import Runner
 
 Progress = Callable[[int, int], None]
 _FIRST_ANSWER_TOKENS = 3
@@ -84,6 +86,7 @@ def build_engine(
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     drafting = NO_DRAFTER if drafter else drafter_for(model, config, dtypes)
+    model = replace(model, spec=replace(model.spec, drafter=drafting.cache))
     drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
     extras = drafter_extras(model, config, dtypes, drafting)
 
@@ -91,6 +94,8 @@ def build_engine(
         return make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafts, extras)
 
     hardware, budget = budget_beside_others(partial(detect, config.device), make, holders, config.wait_for_gpu)
+    if config.ssd_cache and not config.ram_cache_bytes:
+        config = replace(config, ram_cache_bytes=staging_bytes(model.spec, budget.layout, config, dtypes, ram_bytes()))
     try:
         drafted = Drafted(drafter, drafting, pace)
         core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafted, start)
@@ -110,12 +115,14 @@ def _build_core(
     import torch
 
     from headrace.kernels.dispatch import runs_triton
+    from headrace.kernels.late import expect_compiles, warn_of_compiles
     from headrace.loader import load_weights
     from headrace.models.decoder import build_decoder
     from headrace.random_weights import make_weights
     from headrace.runner.rehearsal import rehearse
     from headrace.runner.runner import Runner
 
+    expect_compiles()
     place = torch.device(hardware.kind)
     if place.type == "cuda":
         gc.collect()  # what an engine before this one left behind is not to go while this one is measured
@@ -126,6 +133,7 @@ def _build_core(
     else:
         load_weights(model, decoder, progress)
     decoder.prepare()
+    make_drafter = drafter_maker(model, config, budget, dtypes, drafted.memory, decoder)
     start.lap("weights")
     if runs_triton(decoder.embedding.weight):
         start.taken["weights"] = torch.cuda.memory_allocated() - others_bytes
@@ -136,10 +144,11 @@ def _build_core(
         start.lap("kernels and first prompts")
     execution = resolve_execution(config, hardware, dtypes.compute)
     prefixes, _ = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
+    store = open_store(config, prefixes)
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
-        make_drafter=_drafter_maker(model, budget, config, drafted.memory, place),
+        make_drafter=make_drafter,
     )
     if start.taken:
         held, graphs = runner.held_bytes(), runner.graph_bytes
@@ -156,22 +165,16 @@ def _build_core(
         start.fit = verify_fit(runner, budget, place, model.spec.vocab_size, others_bytes)
         start.lap("the largest steps")
     pace = drafted.pace or (_pace(runner, budget, start) if drafted.memory.drafts else None)
+    ssd = ssd_settings(store, runner.host, model, config, dtypes, hardware, prefixes) if store and prefixes else None
+    if store:
+        start.lap("the SSD's index")
     scheduler = Scheduler(
-        budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafted.host, prefixes=prefixes, pace=pace
+        budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafted.host, prefixes=prefixes, memory=runner.host, ssd=ssd,
+        pace=pace,
     )
+    if start.taken:
+        warn_of_compiles()
     return EngineCore(scheduler, runner, depth=execution.depth), runner
-
-
-def _drafter_maker(
-    model: Model, budget: Budget, config: EngineConfig, memory: DrafterMemory, place: torch.device
-) -> MakeDrafter | None:
-    from headrace.speculate.device_lookup import DeviceLookup
-
-    if memory.method == "off":
-        return None
-    if memory.method != "lookup":
-        raise ConfigError(f"--speculate {memory.method}: `serve` has no such drafter yet")
-    return lambda pools: DeviceLookup(memory.drafts, budget.layout.pool_slots, looked_up(model, config), place)
 
 
 def _pace(runner: Runner, budget: Budget, start: Start) -> Pace:

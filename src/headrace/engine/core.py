@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Protocol
 
 from headrace.errors import EngineUnavailableError, HeadraceError
 from headrace.types import EngineStats, Request, StepPlan, StepResult, TokenEvent
+
+LOG = logging.getLogger(__name__)
+_READ_WAIT_S = 0.005
+"""The longest that the loop waits for a read before it looks for new requests."""
 
 
 class Scheduler(Protocol):
@@ -23,6 +28,13 @@ class Scheduler(Protocol):
     def drain_events(self) -> list[TokenEvent]: ...
 
     def stats(self) -> EngineStats: ...
+
+    def wait(self, seconds: float) -> bool: ...
+
+    @property
+    def outlived(self) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class PendingStep(Protocol):
@@ -119,7 +131,7 @@ class EngineCore:
         if len(self._flight) == self.depth or (plan is None and not idle):
             events += self._scheduler.commit(self._flight.popleft().result())
         events += self._scheduler.drain_events()
-        if idle and not events and self._open:
+        if idle and not events and self._open and not self._scheduler.wait(_READ_WAIT_S):
             raise HeadraceError(f"{len(self._open)} requests are unfinished but the scheduler plans nothing")
 
     def stats(self) -> EngineStats:
@@ -129,9 +141,27 @@ class EngineCore:
         """Release the runner's memory, once. The core cannot be used afterwards."""
         if not self._closed:
             self._closed = True
+            if self._scheduler.outlived:
+                self._leave()
             self._flight.clear()
             self._broken = self._broken or "it is closed"
             self._runner.close()
+
+    def _leave(self) -> None:
+        """Have what outlives the engine copied out and written."""
+        try:
+            if not self._broken:
+                for request in self._open:
+                    self._scheduler.cancel(request)
+                self._turn([])
+                while self._flight:
+                    self._turn([])
+                self._turn([])
+                while self._flight:
+                    self._turn([])
+            self._scheduler.close()
+        except Exception:
+            LOG.exception("what was computed last is not kept")
 
     def fail(self, error: BaseException, events: list[TokenEvent]) -> EngineFailedError:
         """Break the core. The returned error holds `events` and then an "error" event for each request still open."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.registry import Collector
 
-from headrace.types import EngineStats
+from headrace.types import RESTORE_BUCKETS_S, EngineStats
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -32,8 +33,15 @@ _COUNTERS = (
     ("prompt_tokens", "prompt_tokens_total", "Prompt tokens of admitted requests."),
     ("generation_tokens", "generation_tokens_total", "Tokens generated."),
     ("cached_tokens", "cached_tokens_total", "Prompt tokens that came from the prefix cache."),
-    ("prefix_restores", "restores_total", "Requests that began with something from host memory."),
-    ("prefix_hits", "prefix_hits_total", "Requests whose prompts began with something cached."),
+    ("prefix_hits", "prefix_hits_total", "Requests whose prompts began with something cached. All others are misses."),
+    ("ssd_read_bytes", "ssd_read_bytes_total", "Bytes of the prefix cache that were read from SSD."),
+    ("ssd_written_bytes", "ssd_written_bytes_total", "Bytes of the prefix cache that were written to SSD."),
+)
+_BY_REASON = (
+    ("prefix_misses", "prefix_misses", "Requests whose prompts began with nothing cached, by the reason."),
+    ("prefix_short_hits", "prefix_short", "Of the hits, those that might have been longer, by the reason."),
+    ("ssd_misses", "ssd_misses", "Entries of the prefix cache that could not be read from SSD, by the reason."),
+    ("ssd_dropped", "ssd_dropped", "Entries of the prefix cache that were not written to SSD, by the reason."),
 )
 _FIRST_TOKEN_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 180)
 _BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -52,8 +60,11 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(f"headrace_{name}", text, value=getattr(stats, field))
         yield _by_position("drafted", "Drafts verified, by their number in a row of them.", stats.drafted)
         yield _by_position("accepted", "Drafts accepted, by their number in a row of them.", stats.accepted)
-        yield _misses(stats)
+        for name, field, text in _BY_REASON:
+            yield _by_reason(name, text, getattr(stats, field))
         yield _cached_bytes(stats)
+        yield _restores(stats)
+        yield _restore_times(stats)
 
 
 def _by_position(name: str, text: str, counts: Sequence[int]) -> Metric:
@@ -63,11 +74,27 @@ def _by_position(name: str, text: str, counts: Sequence[int]) -> Metric:
     return family
 
 
-def _misses(stats: EngineStats) -> Metric:
-    text = "Requests whose prompts were not cached as far as they might have been, by the reason."
-    family = CounterMetricFamily("headrace_prefix_misses", text, labels=("reason",))
-    for reason, count in stats.prefix_misses:
+def _by_reason(name: str, text: str, counts: tuple[tuple[str, int], ...]) -> Metric:
+    family = CounterMetricFamily(f"headrace_{name}", text, labels=("reason",))
+    for reason, count in counts:
         family.add_metric((reason,), count)
+    return family
+
+
+def _restores(stats: EngineStats) -> Metric:
+    text = "Beginnings that came back from a tier, after preemptions too; what is on SSD comes by way of host memory."
+    family = CounterMetricFamily("headrace_prefix_restores", text, labels=("tier",))
+    family.add_metric(("host",), stats.restores_total)
+    family.add_metric(("ssd",), stats.ssd_hits_total)
+    return family
+
+
+def _restore_times(stats: EngineStats) -> Metric:
+    text = "Seconds that copies back took: from host memory to the device, from SSD to host memory."
+    family = HistogramMetricFamily("headrace_prefix_restore_seconds", text, labels=("tier",))
+    for each in stats.restore_times:
+        bounds = (*map(str, RESTORE_BUCKETS_S), "+Inf")
+        family.add_metric((each.tier,), list(zip(bounds, accumulate(each.counts), strict=True)), each.sum_s)
     return family
 
 
@@ -78,6 +105,7 @@ def _cached_bytes(stats: EngineStats) -> Metric:
     family.add_metric(("device", "checkpoints"), stats.checkpoint_bytes)
     family.add_metric(("host", "pages"), stats.host_pages_bytes)
     family.add_metric(("host", "checkpoints"), stats.host_checkpoint_bytes)
+    family.add_metric(("ssd", "entries"), stats.ssd_bytes)
     return family
 
 

@@ -115,7 +115,7 @@ def make_budget(
     context, note = _context(spec, config, layout, cache_bytes)
     notes.append(note)
     gathered = _gathered_lines(spec, layout, dtypes, fixed) if hardware.kind == "cpu" else []
-    lines = (*fixed, *gathered, *_cache_lines(layout, dtypes, state_bytes), *extras.cached)
+    lines = (*fixed, *gathered, *_cache_lines(layout, dtypes, state_bytes))
     budget = Budget(lines, layout, context, seqs, chunk, tuple(notes))
     _check_memory(budget, hardware)
     return budget
@@ -189,6 +189,7 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 0:
             raise ConfigError(f"{name} must be 0 or more, not {value}")
+    _check_tiers(spec, config)
     if config.wait_for_gpu < 0:
         raise ConfigError(f"wait_for_gpu must be 0 or more, not {config.wait_for_gpu}")
     if config.context == 1:
@@ -196,6 +197,19 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
     for name, tokens in (("context", config.context), ("page_tokens", config.page_tokens)):
         if tokens is not None and tokens > spec.max_context:
             raise ConfigError(f"{name} {tokens} is more than the model's own limit of {spec.max_context} tokens")
+
+
+def _check_tiers(spec: ModelSpec, config: EngineConfig) -> None:
+    """Raise ConfigError for what cannot be kept beside the device."""
+    if config.ssd_cache is not None and config.ssd_cache_bytes < 1:
+        raise ConfigError(f"ssd_cache_bytes must be 1 or more, not {config.ssd_cache_bytes}")
+    given = "ram_cache_bytes" if config.ram_cache_bytes else "ssd_cache" if config.ssd_cache is not None else None
+    windows = [group.window for group in cache_groups(spec) if group.window is not None]
+    if given and windows and config.prefix_cache == "on":
+        raise ConfigError(
+            f"{given}: {spec.model_type} has layers with a window of {min(windows)} tokens, whose pages are kept on the device "
+            "alone: leave it out"
+        )
 
 
 def _default_seqs(
@@ -366,7 +380,7 @@ def full_cache_bytes(
         for group in extras.all_groups(spec)
     )
     states = seqs + _asked_checkpoints(spec, config, dtypes)
-    return states * state_bytes_per_sequence(spec, dtypes) + pages + sum(line.bytes for line in extras.cached)
+    return states * state_bytes_per_sequence(spec, dtypes) + pages
 
 
 def _asked_checkpoints(spec: ModelSpec, config: EngineConfig, dtypes: Dtypes) -> int:
@@ -397,7 +411,7 @@ def _buy(
     than leave the context that is asked for), and as many full-context pages as the rest has room for.
     """
     groups, context = extras.all_groups(spec), config.context or spec.max_context
-    left = cache_bytes - seqs * state_bytes_per_sequence(spec, dtypes) - sum(line.bytes for line in extras.cached)
+    left = cache_bytes - seqs * state_bytes_per_sequence(spec, dtypes)
     windows = {g.index: _group_pages(g, config, context, seqs, drafts) for g in groups if g.window is not None}
     left -= sum(count * _page_bytes(groups[index], config, dtypes) for index, count in windows.items())
     full_bytes = sum(_page_bytes(group, config, dtypes) for group in groups if group.window is None)

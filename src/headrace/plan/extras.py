@@ -21,13 +21,12 @@ class BudgetLine:
 class Extras:
     """What a budget has beyond the decoder's own.
 
-    lines: parts of a fixed size. cached: the same, out of the cache's bytes. slot_bytes: what every state slot has more, and
-    slot_why. groups: cache groups of a drafter's layers, which need pages for the same tokens; they are numbered anew.
-    one_scale: 8-bit keys and values have one scale for all, and no bytes for those of each token and head.
+    lines: parts of a fixed size. slot_bytes: what every state slot has more, and slot_why. groups: cache groups of a drafter's
+    layers, which need pages for the same tokens; they are numbered anew. one_scale: 8-bit keys and values have one scale for
+    all, and no bytes for those of each token and head.
     """
 
     lines: tuple[BudgetLine, ...] = ()
-    cached: tuple[BudgetLine, ...] = ()
     slot_bytes: int = 0
     slot_why: str = ""
     groups: tuple[CacheGroup, ...] = ()

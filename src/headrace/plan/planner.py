@@ -8,20 +8,17 @@ from dataclasses import dataclass, replace
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware, driver_and_gpus, ram_bytes
-from headrace.models.spec import ModelSpec
 from headrace.plan.budget import DEFAULT_GPU_FRACTION, check_settings, state_bytes_per_sequence
 from headrace.plan.cards import Card, card, card_of_driver
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
-from headrace.plan.extras import BudgetLine, Extras
+from headrace.plan.extras import BudgetLine
 from headrace.plan.fit import NO_LIMIT_BYTES, Case
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.speculation import drafter_extras, drafter_for
 from headrace.plan.stages import split
 
-STAGED_SLOTS = 2
-"""Slots that checkpoints are folded into before they are copied away."""
 ANY_CARD = Card("card", NO_LIMIT_BYTES)
 
 
@@ -84,9 +81,8 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value}")
-    for name in ("desktop_bytes", "ssd_cache_bytes"):
-        if getattr(settings, name) < 0:
-            raise ConfigError(f"{name} must be 0 or more, not {getattr(settings, name)}")
+    if settings.desktop_bytes < 0:
+        raise ConfigError(f"desktop_bytes must be 0 or more, not {settings.desktop_bytes}")
     check_settings(model.spec, request.engine)
     if settings.gpu is None and settings.vram_bytes is None:
         check_host_memory(request.engine, ram_bytes())
@@ -98,7 +94,6 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     extras = replace(drafter_extras(model, request.engine, dtypes, drafter), one_scale=settings.kv_scales == "one")
     spec = replace(model.spec, drafter=drafter.cache)
     stages = split(spec, model.weight_map, devices, dtypes, _vision(model, settings), extras)
-    stages = tuple(replace(stage, extras=_with_staging(stage.extras, stage.spec, request, dtypes)) for stage in stages)
     engine = request.engine
     if engine.gpu_checkpoint_bytes is not None:
         engine = replace(engine, gpu_checkpoint_bytes=engine.gpu_checkpoint_bytes // len(stages))
@@ -126,13 +121,6 @@ def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
     return (BudgetLine("weights vision", stored, why),)
 
 
-def _with_staging(extras: Extras, spec: ModelSpec, request: Request, dtypes: Dtypes) -> Extras:
-    """States on their way to disk, out of the cache's bytes."""
-    elsewhere = request.plan.ssd_cache
-    staged = STAGED_SLOTS * state_bytes_per_sequence(spec, dtypes)
-    if request.engine.prefix_cache == "off" or not elsewhere or not staged:
-        return extras
-    return replace(extras, cached=(BudgetLine("staging slots", staged, "folded states that are being copied away"),))
 
 
 def reserve_why(config: EngineConfig) -> str:

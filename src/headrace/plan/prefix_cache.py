@@ -16,6 +16,9 @@ HOST_STATE_SHARE = 4
 SPLIT_TOKENS = 256
 """The fewest that a state is kept for where two requests part, or that one waits for: computing them takes a few steps."""
 
+BLOCK_BYTES, MOST_BLOCK_PAGES = 16 << 20, 16
+"""A file of pages on SSD: large enough to be read in sequence, and no more of a prompt than is computed in a step."""
+
 
 def prefix_settings(
     spec: ModelSpec, layout: CacheLayout, config: EngineConfig, dtypes: Dtypes, chunk_tokens: int
@@ -47,11 +50,32 @@ def host_layout(layout: CacheLayout, config: EngineConfig, page_bytes: int, stat
     given = config.ram_cache_bytes
     if not given:
         return None, ""
-    if any(group.window is not None for group in layout.groups):
-        return None, "; nothing in host memory, since pages of windows are not kept there yet"
     states = given // HOST_STATE_SHARE // state_bytes if state_bytes else 0
     pages = (given - states * state_bytes) // page_bytes
     if pages < 1 or (state_bytes and not states):
         return None, f"; nothing in host memory, {given:,} bytes are too few"
     more = f"; in host memory {pages * layout.page_tokens} tokens" + (f" and {states} states" if states else "")
     return CacheLayout(layout.groups, layout.page_tokens, (pages,) * len(layout.groups), 0, checkpoints=states), more
+
+
+STAGED_STATES = 4
+STAGED_SHARE = 4
+
+
+def staging_bytes(spec: ModelSpec, layout: CacheLayout, config: EngineConfig, dtypes: Dtypes, ram_bytes: int) -> int:
+    """Host memory on the way to the SSD and back, where none is asked for: a sequence of the whole cache, at most of the
+    context that is asked for, with a few states; at most a quarter of what the machine has.
+    """
+    context = config.context or spec.max_context
+    pages = min(max(layout.pages, default=0), -(-context // layout.page_tokens) + 1)
+    tokens_bytes = pages * layout.page_tokens * sum(token_bytes(group, dtypes.kv) for group in layout.groups)
+    state = state_bytes_per_sequence(spec, dtypes)
+    if state:
+        beside = -(-tokens_bytes * HOST_STATE_SHARE // (HOST_STATE_SHARE - 1))
+        tokens_bytes = max(HOST_STATE_SHARE * STAGED_STATES * state, beside)
+    return min(tokens_bytes, ram_bytes // STAGED_SHARE)
+
+
+def block_pages(page_bytes: int) -> int:
+    """Pages of a block on SSD. page_bytes: of a page of every group together."""
+    return min(MOST_BLOCK_PAGES, max(1, -(-BLOCK_BYTES // page_bytes)))

@@ -130,8 +130,9 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     if plan.request.engine.ram_cache_bytes:
         layouts = [budget.layout for budget in found.budgets]
         yield host_note(layouts, plan.request.engine, plan.dtypes, plan.state_bytes, ram_bytes())
-    if settings.ssd_cache:
-        yield f"ssd-cache: up to {settings.ssd_cache_bytes:,} bytes in {settings.ssd_cache}; `serve` has no such flag yet"
+    if plan.request.engine.ssd_cache:
+        most = plan.request.engine.ssd_cache_bytes
+        yield f"ssd-cache: up to {most:,} bytes in {plan.request.engine.ssd_cache}, by way of host memory, none of the card's"
     if settings.kv_scales == "one":
         yield "kv-scales: one for all is planned; `serve` keeps one for each token and head"
     if format in ("nvfp4", "fp8"):

@@ -41,7 +41,7 @@ def split(
     for index, card in enumerate(cards):
         begin, end = cuts[index], cuts[index + 1]
         head, tail = index == 0, index == len(cards) - 1
-        extras = last if tail else Extras(cached=last.cached, one_scale=last.one_scale)
+        extras = last if tail else Extras(one_scale=last.one_scale)
         extras = replace(extras, lines=(*(first if head else ()), *extras.lines))
         drafter = spec.drafter if tail else None
         part = replace(spec, layers=spec.layers[begin:end], vocab_size=spec.vocab_size if tail else 0, drafter=drafter)

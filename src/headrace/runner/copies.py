@@ -59,6 +59,11 @@ def keep_states(pools: Pools, copies: Sequence[StateCopy], slots: int, device: t
 def resume_state(pools: Pools, slot: int, checkpoint: int, slots: int) -> None:
     """Make a checkpoint's state the slot's, with an empty ring."""
     _copy_state(pools, slots + checkpoint, slot)
+    empty_ring(pools, slot)
+
+
+def empty_ring(pools: Pools, slot: int) -> None:
+    """No drafts of the slot's are pending."""
     if pools.pending is not None:
         pools.pending[slot] = 0
 

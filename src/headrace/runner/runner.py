@@ -18,7 +18,7 @@ from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer, SampledRows
-from headrace.runner.copies import copy_pages, keep_states, resume_state
+from headrace.runner.copies import copy_pages, empty_ring, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
 from headrace.runner.drafting import Drafting
 from headrace.runner.graphs import Captured, DecodeGraphs, MemoryCounts, capture
@@ -112,7 +112,7 @@ class Runner:
         self.layout = layout
         self._decoder = decoder
         self._pools = allocate_pools(spec, layout, dtypes, device)
-        self._host = HostPools(spec, host, dtypes, self._pools, layout.pool_slots, device) if host else None
+        self.host = HostPools(spec, host, dtypes, self._pools, layout.pool_slots, device) if host else None
         self._tables = PageTables(layout, context, device)
         self._sampler = Sampler(
             layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32),
@@ -138,6 +138,8 @@ class Runner:
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step, behind those started before. On a CPU it is finished when this returns."""
         self._prepare(plan)
+        if not plan.rows:
+            return PendingStep(plan, (), None, {}, self._device)
         if self._drafting is not None:
             rows = short_first(plan.rows)
             drafted, hidden, proposes = self._drafting.run(rows)
@@ -237,21 +239,21 @@ class Runner:
 
     def close(self) -> None:
         """Let go of every tensor."""
-        if self._host is not None:
-            self._host.close()
-        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._drafting, self._host
+        if self.host is not None:
+            self.host.close()
+        del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._drafting, self.host
         del self._graphs, self._prompts
 
     def _prepare(self, plan: StepPlan) -> None:
         """All that a plan wants done before its rows."""
         if plan.checkpoints:
             keep_states(self._pools, plan.checkpoints, self.layout.pool_slots, self._device)
-        if plan.host is not None and self._host is not None:
-            self._host.save(plan.host)
+        if plan.host is not None and self.host is not None:
+            self.host.save(plan.host)
         if plan.page_copies:
             copy_pages(self._pools, plan.page_copies, self._device)
-        if plan.host is not None and self._host is not None:
-            self._host.load(plan.host)
+        if plan.host is not None and self.host is not None:
+            self.host.load(plan.host, plan.step)
         self._admit(plan.admissions)
         if any(admission.pages for admission in plan.admissions):
             self._set_pages((each.slot, update) for each in plan.admissions for update in each.pages)
@@ -262,10 +264,11 @@ class Runner:
 
     def _admit(self, admissions: tuple[Admission, ...]) -> None:
         for admission in admissions:
-            if admission.checkpoint is None:
+            if admission.restored is not None and self.host is not None:
+                self.host.await_load(admission.restored)
+                empty_ring(self._pools, admission.slot)
+            elif admission.checkpoint is None:
                 clear_slot(self._pools, admission.slot)
-            elif admission.from_host and self._host is not None:
-                self._host.resume_state(admission.slot, admission.checkpoint)
             else:
                 resume_state(self._pools, admission.slot, admission.checkpoint, self.layout.pool_slots)
             self._requests[admission.slot] = admission.request

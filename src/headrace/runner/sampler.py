@@ -60,8 +60,9 @@ class Drawn:
 class Sampler:
     """Owns the per-slot memory of `slots` sequences (`plan.sampler_memory.sampler_bytes` of it) and draws their tokens.
 
-    next_tokens: [slots] int64, each slot's newest drawn token, which is the input of its next step. Nothing here waits for the
-    device. Marks (counts) are kept for the slots whose parameters need them, ends of messages with ends_marked for all.
+    next_tokens: [slots] int64, each slot's newest drawn token, at first its last known one: the input of its next step. Nothing
+    here waits for the device. Marks (counts) are kept for the slots whose parameters need them, ends of messages with
+    ends_marked for all.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Sampler:
         self._features[slot] = replace(features, held_open=held_draws > 0)
         self._held_draws[slot] = held_draws
         self._logprobs[slot] = p.logprobs
+        self.next_tokens[slot] = (admission.output or request.prompt)[-1]
         temperature = max(p.temperature, _COLDEST) if p.temperature > 0 else 0.0
         numbers = (temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
         seed = (request.seed + 2**63) % 2**64 - 2**63

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from headrace.cache.prefix.match import Match
 from headrace.cache.prefix.node import Checkpoint
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.prefix.tokens import TOKEN_BYTES
+from headrace.scheduler.restore_times import TierTimes
+from headrace.scheduler.ssd_tier import Found, Read, SsdSettings, SsdTier
 from headrace.types import HostCopies, PageCopy, StateCopy
 
 LINGERS = 4
@@ -37,10 +40,28 @@ class _Leaving:
     plans: int = 0
 
 
-class HostTier:
-    """device: the device's cache. layout: pages and checkpoints of host memory; there are no windows."""
+class HostMemory(Protocol):
+    """What is asked of whoever copies."""
 
-    def __init__(self, device: PrefixCache, layout: CacheLayout, settings: PrefixSettings) -> None:
+    def landed(self, step: int) -> bool:
+        """Whether what the plan of a step, which was launched, brings back from host memory is there."""
+        ...
+
+    def take_times(self) -> list[float]:
+        """Seconds that copies back took, of each that has ended since this was asked last."""
+        ...
+
+
+class HostTier:
+    """device: the device's cache. layout: pages and checkpoints of host memory; there are no windows. memory: who copies; None
+    where all copies of a plan are done before its rows. ssd: of what is behind host memory, if anything.
+    """
+
+    def __init__(
+        self, device: PrefixCache, layout: CacheLayout, settings: PrefixSettings, memory: HostMemory | None = None,
+        ssd: SsdSettings | None = None,
+    ) -> None:
+        self._memory = memory
         self._device = device
         self._by_checkpoint = settings.places is not None
         self.cache = PrefixCache(layout, settings.policy, layout.checkpoints if self._by_checkpoint else None)
@@ -51,8 +72,11 @@ class HostTier:
         self._to_host: dict[tuple[int, int], int] = {}  # (group, host page) -> device page
         self._states: dict[int, int] = {}  # host checkpoint -> checkpoint slot
         self._from_host: list[PageCopy] = []
+        self._resumed: list[StateCopy] = []
         self._waits = False
         self.restores = 0
+        self.times = TierTimes("host")
+        self.ssd = SsdTier(self.cache, ssd, by_checkpoint=self._by_checkpoint) if ssd else None
 
     # To host memory
 
@@ -71,7 +95,10 @@ class HostTier:
             return False
         self._copy_pages(lease, opened.lease, opened.tokens // self._page_tokens)
         kept = self._record(opened.lease, key, opened.tokens, end, states)
+        there = [each for each in self.cache.states_of(opened.lease) if each.tokens > known]
         self.cache.close(opened.lease)
+        if self.ssd is not None:
+            self.ssd.keep(lease.salt, key[: end * TOKEN_BYTES], there)
         self._leaving.append(_Leaving(lease, kept))
         return True
 
@@ -125,34 +152,73 @@ class HostTier:
         self._reading.append(opened.lease)
         return opened if opened.tokens == tokens else None
 
-    def restore(self, opened: Opened, lease: Lease, first: int) -> None:
-        """Bring pages `first` and later of what is read back, into a sequence's of the device."""
+    def restore(self, opened: Opened, lease: Lease, first: int, slot: int) -> None:
+        """Bring pages `first` and later of what is read back, into a sequence's of the device, and the state into its slot."""
         tokens = opened.tokens
         self.restores += 1
+        if opened.checkpoint is not None:
+            self._resumed.append(StateCopy(slot, opened.checkpoint.slot))
         partial = {copy.group: copy.source for copy in opened.copies}
         for group, (pages, into) in enumerate(zip(opened.lease.pages, lease.pages, strict=True)):
             sources = [*pages[: tokens // self._page_tokens], *([partial[group]] if group in partial else [])]
             for place in range(first, len(sources)):
                 self._from_host.append(PageCopy(group, sources[place], into[place]))
 
+    def landed(self, step: int) -> bool:
+        """Whether a sequence may begin with what the plan of a step brings back, without others waiting for it."""
+        return self._memory is None or self._memory.landed(step)
+
+    @property
+    def copies_due(self) -> bool:
+        """Whether something waits for a plan, to be copied to host memory while nobody runs."""
+        return self._memory is not None and bool(self._to_host or self._states)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether what comes back is on its way beside the steps."""
+        return self._memory is not None
+
+    def give_up(self, lease: Lease, slot: int) -> None:
+        """Pages and a slot that something comes back into are given to others."""
+        self._from_host = [copy for copy in self._from_host if copy.target not in lease.private[copy.group]]
+        self._resumed = [copy for copy in self._resumed if copy.slot != slot]
+        self._waits = True
+
+    def fetch(self, salt: str, key: bytes, found: Found) -> Read | None:
+        """Have what the SSD has of a prompt read; None where there is no room for it."""
+        assert self.ssd is not None
+        read = self.ssd.read(salt, key, found)
+        if read is not None:  # what was to be copied there has been evicted
+            for group, pages in enumerate(read.lease.private):
+                for page in pages:
+                    self._to_host.pop((group, page), None)
+            self._states.pop(-1 if read.slot is None else read.slot, None)
+        return read
+
     # Plans
 
     def begin_plan(self) -> None:
         """Give back the pages of those that have had them for long enough."""
+        if self.ssd is not None:
+            self.ssd.begin_plan()
+        if self._memory is not None:
+            self.times.add(self._memory.take_times())
         while self._leaving and self._leaving[0].plans >= LINGERS:
             self._give_back()
 
     def take(self) -> HostCopies | None:
         """What the plan, which is complete, copies; None for nothing."""
+        if self.ssd is not None:
+            self.ssd.take()
         copies = HostCopies(
             tuple(PageCopy(group, page, place) for (group, place), page in self._to_host.items()),
             tuple(StateCopy(slot, place) for place, slot in self._states.items()),
-            tuple(self._from_host), self._waits,
+            tuple(self._from_host), tuple(self._resumed), self._waits,
         )
         for lease in self._reading:
             self.cache.close(lease)
         self.cache.end_plan()
         for leaving in self._leaving:
             leaving.plans += 1
-        self._reading, self._to_host, self._states, self._from_host, self._waits = [], {}, {}, [], False
+        self._reading, self._to_host, self._states, self._from_host, self._resumed, self._waits = [], {}, {}, [], [], False
         return copies if copies != HostCopies() else None

@@ -18,9 +18,11 @@ from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.prefills import Prefills
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
-from headrace.scheduler.host_tier import HostTier
+from headrace.cache.ssd import SsdStats
+from headrace.scheduler.host_tier import HostMemory, HostTier
 from headrace.scheduler.sequence import Sequence
-from headrace.types import HostCopies, PageCopy, PageUpdate, StateCopy
+from headrace.scheduler.ssd_tier import Read, SsdSettings
+from headrace.types import HostCopies, PageCopy, PageUpdate, RestoreTimes, StateCopy
 
 LOG = logging.getLogger(__name__)
 LONG_TOKENS = 4096
@@ -66,24 +68,31 @@ class Start:
 class Prefixes:
     """Pages of the sequences and, with settings, what is kept of them. Without, pages are free as soon as a sequence ends."""
 
-    def __init__(self, layout: CacheLayout, settings: PrefixSettings | None) -> None:
+    def __init__(
+        self, layout: CacheLayout, settings: PrefixSettings | None, memory: HostMemory | None = None,
+        ssd: SsdSettings | None = None,
+    ) -> None:
         self._layout = layout
         self._on = settings is not None
         self._settings = settings or _OFF
         self._by_checkpoint = self._settings.places is not None
         self.cache = PrefixCache(layout, self._settings.policy, layout.checkpoints if self._by_checkpoint else None)
         self._prefills = Prefills(layout.page_tokens, self._settings.split_tokens)
-        self._host = HostTier(self.cache, settings.host, settings) if settings and settings.host else None
+        self._host = HostTier(self.cache, settings.host, settings, memory, ssd) if settings and settings.host else None
         self._restored: list[tuple[Lease, tuple[int, ...]]] = []  # what comes back from the host in the plan in the making
         self._nothing = Match(0, 0, None, locks=(0,) * len(layout.groups))
         self._due: dict[int, int] = {}  # checkpoint slot -> the slot whose state the next plan copies there
         self.hits = 0
-        self.misses: Counter[Miss] = Counter()
+        self.misses: Counter[Miss] = Counter()  # of those that began with nothing
+        self.short: Counter[Miss] = Counter()  # of hits that might have been longer
+        self.ssd_hits = 0
 
     # A sequence begins
 
-    def look_up(self, sequence: Sequence) -> Lookup | None:
-        """What is cached for a waiting sequence; None while a running one computes more of what it begins with."""
+    def look_up(self, sequence: Sequence) -> Lookup | Read | None:
+        """What is cached for a waiting sequence; None while a running one computes more of what it begins with, or reads leave
+        no room; a read that has begun, where the SSD has more.
+        """
         request, most = sequence.request, sequence.known - 1
         writes = self._on and request.params.cache_prompt
         key = sequence.key = self._key(sequence) if writes else b""
@@ -92,7 +101,22 @@ class Prefixes:
             return Lookup(key, most, self._nothing, unread, writes)
         found = self._find(request.salt, key, most, writes)
         ahead = self._prefills.wait_for(request.salt, key, found.tokens, most)
-        return found if ahead is None else None
+        return self._from_ssd(sequence, found) if ahead is None else None
+
+    def _from_ssd(self, sequence: Sequence, found: Lookup) -> Lookup | Read | None:
+        ssd = self._host.ssd if self._host else None
+        if self._host is None or ssd is None or sequence.sought:
+            return found
+        salt, more_than = sequence.request.salt, found.tokens + self._settings.split_tokens
+        read = ssd.coming(salt, found.key, more_than)
+        if read is None:
+            there = ssd.find(salt, found.key, found.most, more_than)
+            read = self._host.fetch(salt, found.key, there) if there else None
+            if there is not None and read is None and ssd.reading:
+                return None
+            sequence.sought = True
+        sequence.read = read or sequence.read
+        return read or found
 
     def _find(self, salt: str, key: bytes, most: int, writes: bool) -> Lookup:
         match = self.cache.match(salt, key, most)
@@ -125,14 +149,20 @@ class Prefixes:
         """
         return self._host is not None and self._host.release()
 
-    def open(self, sequence: Sequence, found: Lookup, waiting: Iterable[Sequence]) -> Start:
-        """Begin a sequence with what was found. Where those of `waiting` part from it, its state will be kept."""
-        start, miss = self._restore(sequence, found) or self._open(sequence, found)
+    def open(self, sequence: Sequence, found: Lookup, slot: int, waiting: Iterable[Sequence]) -> Start:
+        """Begin a sequence in a slot with what was found. Where those of `waiting` part from it, its state will be kept."""
+        start, miss = self._restore(sequence, found, slot) or self._open(sequence, found)
         if found.writes:
             self._prefills.begin(start.lease, found.key, self._places(sequence, found, start.tokens, waiting))
         if self._on and sequence.cached_tokens is None:
             self._count(sequence, start.tokens, miss)
         return start
+
+    def ends_early(self, lease: Lease, known: int, start: int) -> bool:
+        """Whether the last of a sequence's `known` tokens is computed apart, since its state is kept, or begins, before it."""
+        places = self._prefills.places(lease)
+        at = bisect_left(places, known - 1)
+        return start == known - 1 or tuple(places[at:]) == (known - 1,)
 
     def _open(self, sequence: Sequence, found: Lookup) -> tuple[Start, Miss | None]:
         salt = sequence.request.salt
@@ -140,7 +170,7 @@ class Prefixes:
         checkpoint = opened.checkpoint.slot if opened.checkpoint else None
         return Start(opened.lease, opened.tokens, opened.copies, checkpoint), opened.miss
 
-    def _restore(self, sequence: Sequence, found: Lookup) -> tuple[Start, Miss | None] | None:
+    def _restore(self, sequence: Sequence, found: Lookup, slot: int) -> tuple[Start, Miss | None] | None:
         """Begin with what host memory has, if that is more."""
         if found.host is None or self._host is None:
             return None
@@ -153,10 +183,23 @@ class Prefixes:
         if self.cache.extend(lease, tokens) is None:
             self.cache.close(lease)
             return None
-        self._host.restore(opened, lease, whole // self._layout.page_tokens)
-        self._restored.append((lease, sequence.known_tokens(whole, tokens)))
-        checkpoint = opened.checkpoint.slot if opened.checkpoint else None
-        return Start(lease, tokens, (), checkpoint, from_host=True), opened.miss
+        self._host.restore(opened, lease, whole // self._layout.page_tokens, slot)
+        return Start(lease, tokens, (), None, from_host=True), opened.miss
+
+    def may_arrive_later(self) -> bool:
+        """Whether what comes from host memory is on its way beside the steps, so that nobody has to wait for it."""
+        return self._host is not None and self._host.asynchronous
+
+    def landed(self, step: int) -> bool:
+        """Whether what the plan of a step brings from host memory is there."""
+        return self._host is None or self._host.landed(step)
+
+    def arrived(self, sequence: Sequence) -> None:
+        """The plan in the making admits a sequence whose beginning comes from host memory. Others find it from then on."""
+        assert sequence.holding is not None
+        lease = sequence.holding.lease
+        whole = lease.recorded(self._layout.page_tokens)
+        self._restored.append((lease, sequence.known_tokens(whole, sequence.planned)))
 
     def _places(
         self, sequence: Sequence, found: Lookup, resumed: int, waiting: Iterable[Sequence]
@@ -178,9 +221,15 @@ class Prefixes:
         )
 
     def _count(self, sequence: Sequence, resumed: int, miss: Miss | None) -> None:
+        """Each request once: as a hit, however short, or as a miss."""
         self.hits += resumed > 0
+        self.ssd_hits += sequence.read is not None and not sequence.read.failed
+        if miss is None and not resumed:
+            miss = Miss.COLD  # a prompt of one token, which has to be computed
+        if miss is not None and sequence.read is not None and sequence.read.failed:
+            miss = Miss.SSD
         if miss is not None:
-            self.misses[miss] += 1
+            (self.short if resumed else self.misses)[miss] += 1
             computed = len(sequence.request.prompt) - resumed
             if computed >= LONG_TOKENS:
                 LOG.info("request %s: %d of %d prompt tokens are computed: %s", sequence.request.id, computed,
@@ -210,6 +259,29 @@ class Prefixes:
         if self._host is not None:
             self._host.begin_plan()
 
+    @property
+    def outlived(self) -> bool:
+        """Whether what is kept outlives the engine."""
+        return self._host is not None and self._host.ssd is not None
+
+    @property
+    def copies_due(self) -> bool:
+        """Whether something waits for a plan, to be copied to host memory."""
+        return self._host is not None and self._host.copies_due
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, or until something has been read; whether anything was to be."""
+        ssd = self._host.ssd if self._host else None
+        if ssd is None or not ssd.reading:
+            return False
+        ssd.wait(seconds)
+        return True
+
+    def end(self) -> None:
+        """The last plan was launched: what is to outlive the engine is written."""
+        if self._host is not None and self._host.ssd is not None:
+            self._host.ssd.close()
+
     def take_copies(self) -> tuple[StateCopy, ...]:
         """States that the plan in the making copies before its rows. Nothing more is opened for it."""
         due, self._due = self._due, {}
@@ -217,7 +289,7 @@ class Prefixes:
         return tuple(StateCopy(slot, checkpoint) for checkpoint, slot in due.items())
 
     def take_host_copies(self) -> HostCopies | None:
-        """What the plan copies to and from host memory. What comes back is then filed on the device too."""
+        """What the plan copies to and from host memory. What has come back is filed on the device too."""
         if self._host is None:
             return None
         for lease, tokens in self._restored:
@@ -249,6 +321,12 @@ class Prefixes:
         holding = sequence.holding
         assert holding is not None
         lease = holding.lease
+        if sequence.arrival is not None:
+            assert self._host is not None
+            self._prefills.end(lease)
+            self._host.give_up(lease, holding.slot)
+            self.cache.close(lease)
+            return
         if lease.writes:
             self.committed(sequence, sequence.planned)
             if lease.recorded(self._layout.page_tokens) == sequence.planned:
@@ -306,6 +384,17 @@ class Prefixes:
         pages = sum(pages * size for pages, size in zip(cache.unread_pages, sizes, strict=False))
         slots = cache.checkpoint_slots
         return pages, (slots.total - slots.free) * self._settings.checkpoint_bytes
+
+    @property
+    def ssd(self) -> SsdStats | None:
+        """Of the SSD's store."""
+        return self._host.ssd.stats() if self._host and self._host.ssd else None
+
+    @property
+    def restore_times(self) -> tuple[RestoreTimes, ...]:
+        if self._host is None:
+            return ()
+        return tuple(each.read() for each in (self._host.times, self._host.ssd and self._host.ssd.times) if each)
 
     @property
     def restores(self) -> int:

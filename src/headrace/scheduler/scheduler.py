@@ -14,9 +14,11 @@ from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.slots import SlotPool
 from headrace.scheduler.draft_counts import DraftCounts
 from headrace.scheduler.drafter import Drafter
+from headrace.scheduler.host_tier import HostMemory
 from headrace.scheduler.prefixes import Lookup, Prefixes
 from headrace.scheduler.queue import WaitingQueue
 from headrace.scheduler.sequence import Holding, Sequence
+from headrace.scheduler.ssd_tier import Read, SsdSettings
 from headrace.speculate.pace import Pace
 from headrace.types import (
     Admission,
@@ -56,20 +58,23 @@ class Scheduler:
     few more would cost another row of tiles. When pages run out the youngest running sequence gives up its own and is computed
     again later; drafts alone are left out for want of pages.
 
-    prefixes: with them, what sequences computed is kept in the pages that nobody else needs, for those that begin alike. pace:
-    how many drafts rows have of a drafter on the device; `drafter` is one on the host.
+    prefixes: with them, what sequences computed is kept in the pages that nobody else needs, for those that begin alike.
+    memory: who copies to and from host memory beside the steps; ssd: what is behind it. pace: how many drafts rows have of a
+    drafter on the device; `drafter` is one on the host.
     """
 
     def __init__(
         self, layout: CacheLayout, *, chunk_tokens: int, drafter: Drafter | None = None, prefixes: PrefixSettings | None = None,
+        memory: HostMemory | None = None, ssd: SsdSettings | None = None,
         pace: Pace | None = None,
     ) -> None:
         self._drafter, self._verifies = drafter, layout.drafts > 0
         self._drafts = DraftCounts(layout.drafts, pace)
         self._slots = SlotPool(layout.slots)
-        self._prefixes = Prefixes(layout, prefixes)
+        self._prefixes = Prefixes(layout, prefixes, memory, ssd)
         self._chunk_tokens = chunk_tokens
         self._waiting = WaitingQueue()
+        self._reading: dict[int, Sequence] = {}  # by id, in their order: they wait for what is on SSD
         self._running: dict[int, Sequence] = {}  # by id, oldest admission first
         self._by_request: dict[str, Sequence] = {}
         self._flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
@@ -97,7 +102,25 @@ class Scheduler:
         sequence = self._by_request.get(request_id)
         if sequence is not None:
             self._waiting.remove(sequence)
+            self._reading.pop(sequence.id, None)
             self._finish(sequence, "cancelled")
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting or self._reading)
+
+    @property
+    def outlived(self) -> bool:
+        """Whether something outlives the engine: before `close` it is to be given the plans that there are."""
+        return self._prefixes.outlived
+
+    def wait(self, seconds: float) -> bool:
+        """Where nothing can be planned: wait so long for what is being read, at most; whether there is any."""
+        return self._prefixes.wait(seconds)
+
+    def close(self) -> None:
+        """No more is planned. What outlives the engine is written."""
+        self._prefixes.end()
 
     def drain_events(self) -> list[TokenEvent]:
         """Events that no commit will return, such as cancellations."""
@@ -108,10 +131,11 @@ class Scheduler:
         slots, prefixes = self._slots, self._prefixes
         checkpoints_used, checkpoints_total, checkpoint_bytes = prefixes.checkpoints
         host_pages_bytes, host_checkpoint_bytes = prefixes.host_bytes
+        ssd = prefixes.ssd
         return EngineStats(
             steps=self._steps,
             requests_running=len(self._running),
-            requests_waiting=len(self._waiting),
+            requests_waiting=len(self._waiting) + len(self._reading),
             preemptions_total=self._preemptions,
             kv_pages_used=prefixes.pages_used,
             kv_pages_total=prefixes.pages_total,
@@ -130,6 +154,14 @@ class Scheduler:
             restores_total=prefixes.restores,
             prefix_hits_total=prefixes.hits,
             prefix_misses=tuple((miss.name.lower(), count) for miss, count in prefixes.misses.items()),
+            prefix_short=tuple((miss.name.lower(), count) for miss, count in prefixes.short.items()),
+            restore_times=prefixes.restore_times,
+            ssd_bytes=ssd.total_bytes if ssd else 0,
+            ssd_hits_total=prefixes.ssd_hits,
+            ssd_misses=tuple(ssd.misses.items()) if ssd else (),
+            ssd_dropped=tuple(ssd.dropped.items()) if ssd else (),
+            ssd_read_bytes_total=ssd.read_bytes if ssd else 0,
+            ssd_written_bytes_total=ssd.written_bytes if ssd else 0,
             drafted=tuple(self._drafts.made),
             accepted=tuple(self._drafts.kept),
             draft_tokens_chosen=self._drafts.chosen,
@@ -141,7 +173,9 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a commit or a new request."""
         self._prefixes.begin_plan()
+        self._queue_again()
         step = _Step(self._chunk_tokens, [], [], [], [])
+        self._admit_arrived(step)
         prompts = self._plan_decoding(step)
         step.prompt_tokens_left -= min(sum(1 + row.draft_count for row in step.rows), self._chunk_tokens // 2)
         for sequence in prompts:
@@ -149,6 +183,8 @@ class Scheduler:
                 self._plan_chunk(step, sequence)
         self._admit(step)
         if not step.rows:
+            self._admit_arriving(step)
+        if not step.rows and not self._copies_alone:
             return None
         copies, states, host = tuple(step.page_copies), self._prefixes.take_copies(), self._prefixes.take_host_copies()
         plan = StepPlan(self._steps, tuple(step.admissions), tuple(step.rows), copies, states, host)
@@ -159,6 +195,17 @@ class Scheduler:
                 self._prefixes.planned(sequence, row.tokens)
         return plan
 
+    @property
+    def _copies_alone(self) -> bool:
+        """Whether a plan is made for copies alone: nobody else will make one for them."""
+        return self._prefixes.copies_due and not self._running and not self._flight
+
+    def _queue_again(self) -> None:
+        """Those that have waited for the SSD go on waiting for their turn, before all others."""
+        for sequence in reversed([each for each in self._reading.values() if each.read is None or each.read.over]):
+            del self._reading[sequence.id]
+            self._waiting.push_front(sequence)
+
     def _plan_decoding(self, step: _Step) -> list[Sequence]:
         """Rows of one token and drafts for every decoding sequence. Returns those that still have prompt to compute."""
         prompts = []
@@ -166,6 +213,8 @@ class Scheduler:
         youngest = next(reversed(self._running.values()), None)
         asked = self._drafts.choose(self._running.values())
         for sequence in list(self._running.values()):
+            if sequence.arrival is not None:
+                continue
             if sequence.prefilling:
                 prompts.append(sequence)
             elif starved and sequence is youngest:
@@ -203,7 +252,7 @@ class Scheduler:
         updates = self._room(sequence, end)
         if updates is not None:
             tokens = sequence.known_tokens(sequence.planned, end)
-            samples = end == sequence.prefill_end and sequence.request.max_tokens > 0
+            samples = end == sequence.known and sequence.request.max_tokens > 0
             self._add_row(step, sequence, tokens, updates, samples=samples)
 
     def _add_row(
@@ -250,6 +299,9 @@ class Scheduler:
             found = self._prefixes.look_up(sequence)
             if found is None:
                 return
+            if isinstance(found, Read):  # others go on
+                self._reading[sequence.id] = self._waiting.pop()
+                continue
             first_chunk = min(sequence.known, found.tokens + step.prompt_tokens_left)
             # One page for each running sequence stays free, or the newcomer would be preempted as soon as they grow.
             if not self._prefixes.has_room(found, first_chunk, sequence.known, headroom_pages=len(self._running)):
@@ -258,22 +310,56 @@ class Scheduler:
                 return
             self._waiting.pop()
             self._begin(step, sequence, found)
+            if sequence.arrival is None:
+                self._plan_first(step, sequence)
+
+    def _plan_first(self, step: _Step, sequence: Sequence) -> None:
+        if sequence.prefilling:
             self._plan_chunk(step, sequence)
+        else:
+            self._plan_token(step, sequence)
 
     def _begin(self, step: _Step, sequence: Sequence, found: Lookup) -> None:
-        """Give a sequence a slot, and the pages with what is cached of it."""
-        start = self._prefixes.open(sequence, found, self._waiting.first(_LOOKED_AT))
-        sequence.holding = Holding(self._slots.allocate(), start.lease)
-        sequence.planned, sequence.drafted, sequence.prefill_end = start.tokens, 0, sequence.known
+        """Give a sequence a slot, and the pages with what is cached of it. Where that comes from host memory and others have
+        rows, it begins in a later plan.
+        """
+        slot = self._slots.allocate()
+        start = self._prefixes.open(sequence, found, slot, self._waiting.first(_LOOKED_AT))
+        sequence.holding = Holding(slot, start.lease)
+        early = sequence.request.max_tokens > 0 and self._prefixes.ends_early(start.lease, sequence.known, start.tokens)
+        sequence.planned, sequence.drafted, sequence.prefill_end = start.tokens, 0, sequence.known - early
         if sequence.cached_tokens is None:
             sequence.cached_tokens = start.tokens
         self._running[sequence.id] = sequence
         self._drafts.begin(sequence)
         step.page_copies += start.copies
-        step.admissions.append(Admission(
-            sequence.id, sequence.holding.slot, sequence.request, tuple(sequence.output), start.tokens,
-            self._prefixes.first_pages(start.lease), start.checkpoint, start.from_host,
-        ))
+        sequence.arrival = Admission(
+            sequence.id, slot, sequence.request, tuple(sequence.output), start.tokens, self._prefixes.first_pages(start.lease),
+            start.checkpoint, self._steps if start.from_host else None,
+        )
+        if not (start.from_host and step.rows and self._prefixes.may_arrive_later()):
+            self._admit_now(step, sequence)
+
+    def _admit_now(self, step: _Step, sequence: Sequence) -> None:
+        """Its rows begin in this plan."""
+        assert sequence.arrival is not None
+        step.admissions.append(sequence.arrival)
+        if sequence.arrival.restored is not None:
+            self._prefixes.arrived(sequence)
+        sequence.arrival = None
+
+    def _admit_arrived(self, step: _Step) -> None:
+        """Those for which everything has come from host memory."""
+        for sequence in self._running.values():
+            if sequence.arrival is not None and self._prefixes.landed(sequence.arrival.restored or 0):
+                self._admit_now(step, sequence)
+
+    def _admit_arriving(self, step: _Step) -> None:
+        """Nobody else has rows: the device may as well wait for what comes from host memory."""
+        for sequence in list(self._running.values()):
+            if sequence.arrival is not None and step.prompt_tokens_left > 0:
+                self._admit_now(step, sequence)
+                self._plan_first(step, sequence)
 
     # Committing
 
@@ -399,4 +485,4 @@ class Scheduler:
         if sequence.holding is not None:
             self._prefixes.close(sequence)
             self._slots.release(sequence.holding.slot)
-            sequence.holding = None
+            sequence.holding = sequence.arrival = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.cache.prefix.lease import Lease
-from headrace.types import Request, TokenLogprob
+from headrace.scheduler.ssd_tier import Read
+from headrace.types import Admission, Request, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,14 @@ class Sequence:
 
     planned: tokens given to the runner since the sequence last took a slot, and of drafts only those known to be accepted.
     drafted: drafts of uncommitted rows: so many tokens more may be computed. prefill_end: tokens known when it took the slot
-    (prompt, and what was generated before a preemption): up to there rows carry tokens, from there on the slot's own next
-    token. in_flight, unseen: uncommitted rows, and how many of them will sample tokens. done: finished or cancelled, but rows
-    are still in flight; what it holds is given back when the last one is committed, and what they sample is in `output` too,
-    though nobody hears of it. frozen: where drafts are verified, the device computes nothing more of it. key: its known tokens
-    as bytes, once they were looked up. cached_tokens: of the prompt, when it first took a slot. proposes: whether the drafter
-    on the device has anything for it, as of the last row that is committed. drafts_made, drafts_kept: in all.
+    (prompt, and what was generated before a preemption), or all but the last: up to there rows carry tokens, from there on the
+    slot's own next token, which at first is the last one known. in_flight, unseen: uncommitted rows, and how many of them will
+    sample tokens. done: finished or cancelled, but rows are still in flight; what it holds is given back when the last one is
+    committed, and what they sample is in `output` too, though nobody hears of it. frozen: where drafts are verified, the device
+    computes nothing more of it. key: its known tokens as bytes, once they were looked up. arrival: how it will begin, while
+    what it begins with comes from host memory. read: what it waited for to come from SSD; sought: whether it was looked for
+    there. cached_tokens: of the prompt, when it first took a slot. proposes: whether the drafter on the device has anything for
+    it, as of the last row that is committed. drafts_made, drafts_kept: in all.
     """
 
     id: int
@@ -44,6 +47,9 @@ class Sequence:
     frozen: bool = False
     prompt_counted: bool = False
     key: bytes = b""
+    arrival: Admission | None = None
+    read: Read | None = None
+    sought: bool = False
     cached_tokens: int | None = None
     proposes: bool = True
     drafts_made: int = 0

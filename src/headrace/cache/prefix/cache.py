@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from headrace.cache.layout import CacheLayout
 from headrace.cache.pages import GONE, PagePool
 from headrace.cache.prefix.eviction import Eviction, Policy
-from headrace.cache.prefix.lease import Lease, Opened
-from headrace.cache.prefix.match import Match, Walk, find, first_read
+from headrace.cache.prefix.lease import Held, Lease, Opened
+from headrace.cache.prefix.match import Match, Walk, find, first_read, walk
 from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.node import Checkpoint, Node
 from headrace.cache.prefix.nodes import RUN_PAGES, Nodes
@@ -83,6 +83,25 @@ class PrefixCache:
             found += self._eviction.in_page(node, page)
             page, node = self._nodes.first_page(node), node.parent
         return sorted(found, key=lambda each: each.tokens)
+
+    def hold_pages(self, salt: str, key: bytes, tokens: int) -> Held | None:
+        """The pages of a prompt's first `tokens` tokens stay as they are until `let_pages_go`; None where one is missing.
+
+        For models without windows.
+        """
+        root, count = self._nodes.roots.get(salt), -(-tokens // self.layout.page_tokens)
+        way = walk(self._nodes, root, key[: tokens * TOKEN_BYTES]) if root else None
+        node = way.node_of(count - 1) if way and way.whole * self.layout.page_tokens + way.common >= tokens else None
+        if node is None:
+            return None
+        self._nodes.pin(node)
+        runs = [(at, start - at.first, end - at.first) for at, start, end in self._nodes.runs(node, 0, count)][::-1]
+        return Held(node, [[page for at, a, b in runs for page in at.pages[group][a:b]] for group in range(len(self.pools))])
+
+    def let_pages_go(self, held: Held) -> None:
+        """They may be evicted again."""
+        self._nodes.unpin(held.node)
+        self._eviction.offer(held.node)
 
     def hold(self, checkpoint: Checkpoint) -> None:
         """It is being copied away: its slot is not given to another until `unhold`."""
@@ -342,12 +361,21 @@ class PrefixCache:
 
     # Checkpoints
 
-    def checkpoint(self, lease: Lease) -> int | None:
-        """A slot for the state that the sequence has at its recorded tokens; None if there is one already, or no slot."""
+    def reserve_slot(self) -> int | None:
+        """A slot for a state that is on its way, for `checkpoint`, or to be released; None where there is none."""
+        return self.checkpoint_slots.allocate() if self._eviction.free_slot() else None
+
+    def checkpoint(self, lease: Lease, reserved: int | None = None) -> int | None:
+        """A slot for the state that the sequence has at its recorded tokens; None if there is one already, or no slot.
+
+        reserved: the slot that has it already.
+        """
         node, rest = lease.node, bytes(lease.pending)
         if not self._by_checkpoint or not lease.writes or lease.recorded(self.layout.page_tokens) == 0:
             return None
-        if rest in node.checkpoints or not self._windows_kept(lease) or not self._eviction.free_slot():
+        if rest in node.checkpoints or not self._windows_kept(lease):
+            return None
+        if reserved is None and not self._eviction.free_slot():
             return None
         if rest and next(self._nodes.backing(node, rest), None) is None:
             if (incomplete := node.children.get(rest)) is not None:  # a page of a window is gone
@@ -356,7 +384,7 @@ class PrefixCache:
                 self._eviction.give_back(self._nodes.detach(incomplete))
             self._withdraw_tail(lease)
             self._lend_tail(lease)
-        slot = self.checkpoint_slots.allocate()
+        slot = self.checkpoint_slots.allocate() if reserved is None else reserved
         self._eviction.keep(node, rest, slot)
         return slot
 

@@ -46,3 +46,11 @@ class Opened:
     miss: Miss | None
     copies: tuple[PageCopy, ...] = ()
     checkpoint: Checkpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Pages of the index that stay as they are: pages[g] of group g, from a prompt's first token on. node: has the last."""
+
+    node: Node
+    pages: list[list[int]]

@@ -17,3 +17,4 @@ class Miss(Enum):
     SALT = "it is cached under another salt"
     PROMPT_LOGPROBS = "log-probabilities of the prompt need all of it computed"
     NO_ROOM = "no page was free to resume into"
+    SSD = "what is on SSD could not be read"

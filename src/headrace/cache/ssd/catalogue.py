@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from threading import Lock
 
 from headrace.cache.ssd.directory import SHARDS
-from headrace.cache.ssd.key import base_of, shard_of
+from headrace.cache.ssd.key import Kind, base_of, shard_of
 
 _STALE_FACTOR = 2
 _STALE_MIN = 1024
@@ -20,7 +20,7 @@ class Catalogue:
         self.total_bytes = 0
         self._lock = Lock()
         self._shards: list[dict[str, tuple[int, int]]] = [{} for _ in range(SHARDS)]
-        self._by_base: dict[str, set[str]] = {}
+        self._by_base: dict[str, set[str]] = {}  # by kind and base
         self._by_use: list[tuple[int, str]] = []  # a heap; items whose time is no longer their entry's are stale
         self._count = 0
 
@@ -30,10 +30,10 @@ class Catalogue:
     def __contains__(self, name: str) -> bool:
         return name in self._shards[shard_of(name)]
 
-    def with_base(self, base: str) -> list[str]:
-        """Names of entries whose base (in hexadecimal) that is."""
+    def with_base(self, base: str, kind: Kind) -> list[str]:
+        """Names of entries of the kind whose base (in hexadecimal) that is."""
         with self._lock:
-            return sorted(self._by_base.get(base, ()))
+            return sorted(self._by_base.get(kind.value + base, ()))
 
     def add(self, name: str, nbytes: int, used_ns: int) -> None:
         """An entry that is there now; it may have been before."""
@@ -78,7 +78,7 @@ class Catalogue:
 
     def _add(self, shard: int, name: str, nbytes: int, used_ns: int) -> None:
         self._shards[shard][name] = (nbytes, used_ns)
-        self._by_base.setdefault(base_of(name), set()).add(name)
+        self._by_base.setdefault(name[0] + base_of(name), set()).add(name)
         self.total_bytes += nbytes
         self._count += 1
         self._push(name, used_ns)
@@ -87,10 +87,10 @@ class Catalogue:
         entry = self._shards[shard_of(name)].pop(name, None)
         if entry is None:
             return
-        same_base = self._by_base[base_of(name)]
-        same_base.remove(name)
-        if not same_base:
-            del self._by_base[base_of(name)]
+        base = name[0] + base_of(name)
+        self._by_base[base].remove(name)
+        if not self._by_base[base]:
+            del self._by_base[base]
         self.total_bytes -= entry[0]
         self._count -= 1
 

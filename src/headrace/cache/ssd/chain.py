@@ -22,15 +22,17 @@ def chain_root(fingerprint: bytes, salt: str = "") -> bytes:
 
 
 class TokenChain:
-    """Digests of a growing sequence's prefixes. That of n tokens is SHA-256 of the last page boundary's digest before them
-    and of the tokens since, 4 bytes each: a page is hashed once, a partial tail when it is asked for.
+    """Digests of a growing sequence's prefixes. That of n tokens is SHA-256 of the last block boundary's digest before them
+    and of the tokens since, 4 bytes each: a block is hashed once, what lies past the last when it is asked for.
+
+    page_tokens: of a page; block_pages: of a block, of which keys and values are kept together.
     """
 
-    def __init__(self, root: bytes, page_tokens: int) -> None:
-        if page_tokens < 1:
-            raise ValueError(f"page_tokens is {page_tokens}")
+    def __init__(self, root: bytes, page_tokens: int, block_pages: int = 1) -> None:
+        if page_tokens < 1 or block_pages < 1:
+            raise ValueError(f"page_tokens is {page_tokens}, block_pages {block_pages}")
         self._page_tokens = page_tokens
-        self._page_bytes = page_tokens * _TOKEN_BYTES
+        self._block_tokens = page_tokens * block_pages
         self._boundaries = [root]
         self._packed = bytearray()
 
@@ -49,14 +51,14 @@ class TokenChain:
         """Of the first `tokens` tokens."""
         if not 0 <= tokens <= len(self):
             raise ValueError(f"a digest of {tokens} tokens was asked for, the chain has {len(self)}")
-        pages, tail = divmod(tokens, self._page_tokens)
-        boundary = self._boundary(pages)
-        return self._link(boundary, pages, tail) if tail else boundary
+        blocks, tail = divmod(tokens, self._block_tokens)
+        boundary = self._boundary(blocks)
+        return self._link(boundary, blocks, tail) if tail else boundary
 
     def pages(self, start: int, end: int) -> EntryKey:
-        """The key of keys and values of tokens `start`, a page boundary, to `end`."""
-        if start % self._page_tokens:
-            raise ValueError(f"pages from token {start} on do not begin at a boundary of {self._page_tokens}")
+        """The key of keys and values of tokens `start`, a block boundary, to `end`."""
+        if start % self._block_tokens:
+            raise ValueError(f"pages from token {start} on do not begin at a boundary of {self._block_tokens}")
         return EntryKey(Kind.PAGES, start, end, self.digest(start)[:BASE_BYTES], self.digest(end))
 
     def checkpoint(self, tokens: int) -> EntryKey:
@@ -64,11 +66,11 @@ class TokenChain:
         start = tokens - tokens % self._page_tokens
         return EntryKey(Kind.CHECKPOINT, start, tokens, self.digest(start)[:BASE_BYTES], self.digest(tokens))
 
-    def _boundary(self, pages: int) -> bytes:
-        for page in range(len(self._boundaries) - 1, pages):
-            self._boundaries.append(self._link(self._boundaries[page], page, self._page_tokens))
-        return self._boundaries[pages]
+    def _boundary(self, blocks: int) -> bytes:
+        for block in range(len(self._boundaries) - 1, blocks):
+            self._boundaries.append(self._link(self._boundaries[block], block, self._block_tokens))
+        return self._boundaries[blocks]
 
-    def _link(self, boundary: bytes, page: int, tokens: int) -> bytes:
-        first = page * self._page_bytes
+    def _link(self, boundary: bytes, block: int, tokens: int) -> bytes:
+        first = block * self._block_tokens * _TOKEN_BYTES
         return hashlib.sha256(boundary + self._packed[first : first + tokens * _TOKEN_BYTES]).digest()

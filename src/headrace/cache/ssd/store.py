@@ -19,7 +19,7 @@ from headrace.cache.ssd.directory import CacheDirectory
 from headrace.cache.ssd.disk import Disk
 from headrace.cache.ssd.entry import read_entry, write_entry
 from headrace.cache.ssd.header import Damaged, entry_bytes
-from headrace.cache.ssd.key import BASE_BYTES, EntryKey, key_of
+from headrace.cache.ssd.key import BASE_BYTES, EntryKey, Kind, key_of
 from headrace.cache.ssd.pause import Pause
 from headrace.cache.ssd.pieces import Workers, flat_views
 from headrace.cache.ssd.queue import Job, JobQueue
@@ -121,12 +121,11 @@ class SsdStore:
         """Whether the entry was there when last looked; a `get` may still miss."""
         return key.name in self._catalogue
 
-    def following(self, digest: bytes) -> list[EntryKey]:
-        """Entries that may begin at the page boundary with that chain digest: pages from there on, checkpoints within the page.
-
-        Whether one is of the tokens at hand is for its own digest to say.
+    def following(self, digest: bytes, kind: Kind) -> list[EntryKey]:
+        """Entries that may begin at the page boundary with that chain digest: pages from there on, or checkpoints within the
+        page. Whether one is of the tokens at hand is for its own digest to say.
         """
-        return [key_of(name) for name in self._catalogue.with_base(digest[:BASE_BYTES].hex())]
+        return [key_of(name) for name in self._catalogue.with_base(digest[:BASE_BYTES].hex(), kind)]
 
     def remove(self, key: EntryKey) -> None:
         """Forget an entry now, and delete its file after what waits to be written."""

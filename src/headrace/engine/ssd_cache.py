@@ -1,0 +1,50 @@
+"""The SSD tier of an engine: its store, and what the entries of this engine are told by."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cache.prefix.settings import PrefixSettings
+from headrace.cache.ssd import SsdSettings as StoreSettings
+from headrace.cache.ssd import SsdStore
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.hardware import Hardware
+from headrace.plan.checkpoint import Model
+from headrace.plan.dtypes import Dtypes
+from headrace.plan.fingerprint import cache_fingerprint, weights_digest
+from headrace.plan.prefix_cache import block_pages
+from headrace.scheduler.ssd_tier import SsdSettings
+
+if TYPE_CHECKING:
+    from headrace.runner.host_pools import HostPools
+
+
+def open_store(config: EngineConfig, prefixes: PrefixSettings | None) -> SsdStore | None:
+    """The store in the directory that is asked for, if anything can be kept there. Raises ConfigError."""
+    if not config.ssd_cache or prefixes is None or prefixes.host is None:
+        return None
+    largest = block_pages(sum(prefixes.page_bytes)) * sum(prefixes.page_bytes) + prefixes.checkpoint_bytes
+    if config.ssd_cache_bytes < largest:
+        raise ConfigError(f"ssd_cache_bytes: {config.ssd_cache_bytes:,} are fewer than the {largest:,} of one entry")
+    return SsdStore(StoreSettings(Path(config.ssd_cache).absolute(), config.ssd_cache_bytes))
+
+
+def ssd_settings(
+    store: SsdStore, pools: HostPools | None, model: Model, config: EngineConfig, dtypes: Dtypes, hardware: Hardware,
+    prefixes: PrefixSettings,
+) -> SsdSettings:
+    """What the scheduler is told of it."""
+    from headrace.runner.ssd_copies import SsdCopies
+
+    assert pools is not None and prefixes.host is not None
+    block = block_pages(sum(prefixes.page_bytes))
+    weights = _random_digest(config, hardware) if config.random_weights else weights_digest(model.checkpoint)
+    return SsdSettings(SsdCopies(pools, store), cache_fingerprint(weights, dtypes, prefixes.host, f"blocks of {block}"), block)
+
+
+def _random_digest(config: EngineConfig, hardware: Hardware) -> bytes:
+    """Random weights are the same on a device each time."""
+    return hashlib.sha256(f"random {config.random_weights} on {hardware.name}".encode()).digest()
