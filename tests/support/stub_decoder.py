@@ -42,6 +42,11 @@ class StubDecoder:
         hidden[torch.where(inside, at, len(batch.tokens))] = torch.stack([states, attended], 2)
         return hidden[:-1] if wanted is None else hidden[wanted]
 
+    def tapped(self, batch: Batch, pools: Pools, taps: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """No drafter reads what is behind a layer of this decoder."""
+        assert not taps
+        return self(batch, pools), ()
+
     def _states(self, batch: Batch, pools: Pools, tokens: Tensor, counts: Tensor, inside: Tensor) -> Tensor:
         """[R, n] behind each token. A slot's own is that behind its certain tokens; its ring keeps those behind its drafts."""
         kept = pools.states[0]
