@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
-from headrace.engine.device_drafters import drafter_maker
 from headrace.engine.model_source import find_model
 from headrace.engine.shared_gpu import budget_beside_others
-from headrace.engine.ssd_cache import open_store, ssd_settings
 from headrace.engine.start import Start, planned_workspace
+from headrace.engine.ssd_cache import open_store, ssd_settings
 from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
 from headrace.gpu_processes import gpu_processes
@@ -29,7 +28,7 @@ from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.prefix_cache import prefix_settings, staging_bytes
-from headrace.plan.speculation import drafter_extras, drafter_for
+from headrace.plan.speculation import drafter_extras, drafter_for, looked_up
 from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
@@ -39,7 +38,7 @@ from headrace.types import EngineInfo, Request, SamplingParams
 if TYPE_CHECKING:
     import torch
 
-    from headrace.runner.runner import Runner
+    from headrace.runner.runner import MakeDrafter, Runner
 
 Progress = Callable[[int, int], None]
 _FIRST_ANSWER_TOKENS = 3
@@ -86,7 +85,6 @@ def build_engine(
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     drafting = NO_DRAFTER if drafter else drafter_for(model, config, dtypes)
-    model = replace(model, spec=replace(model.spec, drafter=drafting.cache))
     drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
     extras = drafter_extras(model, config, dtypes, drafting)
 
@@ -115,14 +113,12 @@ def _build_core(
     import torch
 
     from headrace.kernels.dispatch import runs_triton
-    from headrace.kernels.late import expect_compiles, warn_of_compiles
     from headrace.loader import load_weights
     from headrace.models.decoder import build_decoder
     from headrace.random_weights import make_weights
     from headrace.runner.rehearsal import rehearse
     from headrace.runner.runner import Runner
 
-    expect_compiles()
     place = torch.device(hardware.kind)
     if place.type == "cuda":
         gc.collect()  # what an engine before this one left behind is not to go while this one is measured
@@ -133,7 +129,6 @@ def _build_core(
     else:
         load_weights(model, decoder, progress)
     decoder.prepare()
-    make_drafter = drafter_maker(model, config, budget, dtypes, drafted.memory, decoder)
     start.lap("weights")
     if runs_triton(decoder.embedding.weight):
         start.taken["weights"] = torch.cuda.memory_allocated() - others_bytes
@@ -148,7 +143,7 @@ def _build_core(
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
-        make_drafter=make_drafter,
+        make_drafter=_drafter_maker(model, budget, config, drafted.memory, place),
     )
     if start.taken:
         held, graphs = runner.held_bytes(), runner.graph_bytes
@@ -172,9 +167,19 @@ def _build_core(
         budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafted.host, prefixes=prefixes, memory=runner.host, ssd=ssd,
         pace=pace,
     )
-    if start.taken:
-        warn_of_compiles()
     return EngineCore(scheduler, runner, depth=execution.depth), runner
+
+
+def _drafter_maker(
+    model: Model, budget: Budget, config: EngineConfig, memory: DrafterMemory, place: torch.device
+) -> MakeDrafter | None:
+    from headrace.speculate.device_lookup import DeviceLookup
+
+    if memory.method == "off":
+        return None
+    if memory.method != "lookup":
+        raise ConfigError(f"--speculate {memory.method}: `serve` has no such drafter yet")
+    return lambda pools: DeviceLookup(memory.drafts, budget.layout.pool_slots, looked_up(model, config), place)
 
 
 def _pace(runner: Runner, budget: Budget, start: Start) -> Pace:
