@@ -109,6 +109,10 @@ class EngineConfig:
         None, "Instead of a model, the named shape with random weights made on the device, for benchmarks.",
         metavar="NAME[:FORMAT]",
     )
+    synthetic_acceptance: float | None = setting(
+        None, "Instead of the model, a seeded coin accepts drafts, with this chance: for benchmarks, and only with "
+        "--random-weights.", metavar="P"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ def build_engine(
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     drafting = NO_DRAFTER if drafter else drafter_for(model, config, dtypes)
     drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
+    _check_synthetic_acceptance(config, drafts)
     extras = drafter_extras(model, config, dtypes, drafting)
 
     def make(hardware: Hardware) -> Budget:
@@ -104,6 +105,18 @@ def build_engine(
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
     info = _describe(model, config, budget, dtypes, hardware, drafting, start)
     return BuiltEngine(core, info, runner, start.memory(budget))
+
+
+def _check_synthetic_acceptance(config: EngineConfig, drafts: int) -> None:
+    chance = config.synthetic_acceptance
+    if chance is None:
+        return
+    if not 0 <= chance <= 1:
+        raise ConfigError(f"synthetic_acceptance must be from 0 to 1, not {chance}")
+    if not config.random_weights:
+        raise ConfigError("--synthetic-acceptance is for --random-weights: a model's own drafts are accepted by what it says")
+    if not drafts:
+        raise ConfigError("--synthetic-acceptance: nothing is drafted; give --speculate as well")
 
 
 def _build_core(
@@ -144,6 +157,7 @@ def _build_core(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
         make_drafter=_drafter_maker(model, budget, config, drafted.memory, place),
+        synthetic_acceptance=config.synthetic_acceptance,
     )
     if start.taken:
         held, graphs = runner.held_bytes(), runner.graph_bytes

@@ -11,7 +11,9 @@ from headrace.types import TokenEvent, TokenLogprob
 class Mailbox:
     """Events of one request that its reader has not taken yet, merged into one: tokens and log-probabilities in order."""
 
-    __slots__ = ("_accepted_tokens", "_cached_tokens", "_drafted_tokens", "_event", "_logprobs", "_prompt_logprobs", "_tokens", "_waiter")
+    __slots__ = (
+        "_accepted_tokens", "_cached_tokens", "_drafted_tokens", "_event", "_logprobs", "_prompt_logprobs", "_tokens", "_waiter"
+    )
 
     def __init__(self) -> None:
         self._event: TokenEvent | None = None  # the newest; the lists hold what came before it

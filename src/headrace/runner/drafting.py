@@ -10,6 +10,7 @@ from torch import Tensor
 from headrace.cache.layout import CacheLayout
 from headrace.layers.batch import Pools
 from headrace.models.decoder import Decoder
+from headrace.runner.coin import Coin
 from headrace.runner.draft_batch import DraftPacker, DraftStep
 from headrace.runner.draft_graphs import DraftCaptured, DraftGraphs
 from headrace.runner.page_tables import PageTables
@@ -29,13 +30,15 @@ class Drafting:
 
     def __init__(
         self, layout: CacheLayout, decoder: Decoder, pools: Pools, tables: PageTables, sampler: Sampler, most_tokens: int,
-        device: torch.device, drafter: DeviceDrafter | None = None,
+        device: torch.device, drafter: DeviceDrafter | None = None, acceptance: float | None = None,
     ) -> None:
+        """acceptance: a coin's instead of the target's."""
         self._decoder, self._pools, self.tables, self._sampler = decoder, pools, tables, sampler
         self._drafts = layout.drafts
         self.graphs: DraftGraphs | None = None
         self.slots = draft_slots(pools, sampler, device)
-        self._verifier = Verifier(decoder.logits, sampler, self.slots)
+        self.coin = None if acceptance is None else Coin(sampler.state, acceptance)
+        self._verifier = Verifier(decoder.logits, sampler, self.slots, self.coin)
         self.proposer = Proposer(drafter, self.slots, tables, sampler, layout.drafts)
         self._packer = DraftPacker(tables, self.slots, self.proposer, most_tokens, layout.pool_slots, sum(layout.pages), device)
         self._pends = [False] * layout.slots  # whether drafts of the slot's last row may have been accepted
@@ -53,7 +56,7 @@ class Drafting:
 
     def capture(self, sizes: tuple[int, ...]) -> None:
         """Capture steps of so many rows as graphs."""
-        captured = Verifier(self._decoder.scores, self._sampler, self.slots)
+        captured = Verifier(self._decoder.scores, self._sampler, self.slots, self.coin)
         self.graphs = DraftGraphs(sizes, self._drafts, DraftCaptured(
             self._decoder, self._pools, self.tables, self.slots, self._sampler, captured, self._verifier,
             self.proposer, torch.cuda.graph_pool_handle(),
@@ -72,11 +75,12 @@ class Drafting:
             assert self.graphs is not None
             self.graphs.propose(rows)
             replayed, proposes = graph.replay(rows)
-            return replayed, None, proposes
+            return replayed, None, None if self.coin else proposes
         step = self._packer.pack(rows, deferred=deferred, folds=folds)
         hidden, taps = self._decoder.tapped(step.batch, self._pools, self.proposer.taps)
         drawn = self._verifier.finish(step, hidden)
-        return drawn, hidden, self._observe(step, taps, hidden) if self.proposer.drafter else None
+        proposes = self._observe(step, taps, hidden) if self.proposer.drafter else None
+        return drawn, hidden, None if self.coin else proposes
 
     def _observe(self, step: DraftStep, taps: tuple[Tensor, ...], hidden: Tensor) -> Tensor | None:
         samples = torch.ones(len(step.starts), dtype=torch.bool, device=step.starts.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,7 +90,8 @@ class Runner:
     has room for. With graphs, on a GPU and a layout with padding, steps of decoding rows, and without drafts those with prompts
     of few tokens too, are captured here, and replayed. The tokens are the same. A model whose operations cannot be captured
     runs eagerly, unless graphs are required. host: pages and checkpoints in host memory, if plans copy to and from it.
-    make_drafter: of the pools, the drafter on the device whose proposals rows may ask for.
+    make_drafter: of the pools, the drafter on the device whose proposals rows may ask for. synthetic_acceptance: of its drafts,
+    by a coin.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Runner:
         graphs_required: bool = False,
         host: CacheLayout | None = None,
         make_drafter: MakeDrafter | None = None,
+        synthetic_acceptance: float | None = None,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
         self.layout = layout
@@ -126,7 +128,7 @@ class Runner:
         self._packer = None if layout.drafts else Packer(self._tables, most_tokens, layout.pool_slots, pages, device)
         drafter = make_drafter(self._pools) if make_drafter else None
         self._drafting = Drafting(
-            layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device, drafter
+            layout, decoder, self._pools, self._tables, self._sampler, most_tokens, device, drafter, synthetic_acceptance
         ) if layout.drafts else None
         self._graphs: DecodeGraphs | None = None
         self._prompts: PromptGraphs | None = None
@@ -193,6 +195,12 @@ class Runner:
     def step_costs(self, context: int) -> StepCosts | None:
         """What steps take, for sequences of up to `context` tokens. No sequence may be there."""
         return StepTimes(self._drafting, self.layout, context).measure() if self._drafting else None
+
+    def accept(self, chances: Sequence[float]) -> None:
+        """Chances of synthetic acceptance from now on, by slot."""
+        assert self._drafting is not None and self._drafting.coin is not None
+        coin = self._drafting.coin
+        coin.chances[: len(chances)] = torch.tensor(chances).to(coin.chances)
 
     def parameters(self) -> dict[str, Tensor]:
         """The model's weights by name."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headrace.kernels.accept_drafts import DraftSlots, Drawn, accept_drafts, ends_message
 from headrace.plan.workspace import LOGIT_ROWS
+from headrace.runner.coin import Coin
 from headrace.runner.draft_batch import DraftStep, Runs
 from headrace.runner.progress import pass_by
 from headrace.runner.sampler import Sampler, Scored
@@ -51,10 +52,10 @@ class DrawnRuns:
 
 
 class Verifier:
-    """Draws runs from the logits that `logits` makes of hidden states [N, hidden]."""
+    """Draws runs from the logits that `logits` makes of hidden states [N, hidden]. coin: decides what is accepted instead."""
 
-    def __init__(self, logits: Logits, sampler: Sampler, slots: DraftSlots) -> None:
-        self._logits, self._sampler, self._slots = logits, sampler, slots
+    def __init__(self, logits: Logits, sampler: Sampler, slots: DraftSlots, coin: Coin | None = None) -> None:
+        self._logits, self._sampler, self._slots, self._coin = logits, sampler, slots, coin
         self._padding_slot = len(slots.positions) - 1
 
     def finish(self, step: DraftStep, hidden: Tensor) -> DrawnRuns | None:
@@ -80,7 +81,11 @@ class Verifier:
             for x in logits:
                 if tokens:
                     counted = self._going_on(runs, counted, tokens[-1], len(tokens))
-                drawn = self._sampler.tokens_at(x, runs.names, runs.slots, runs.positions + (len(tokens) + 1), counted)
+                positions = runs.positions + (len(tokens) + 1)
+                drawn = self._sampler.tokens_at(x, runs.names, runs.slots, positions, counted)
+                if self._coin is not None and runs.most > 1:
+                    following = (runs.last.long() + 1 + len(tokens)).clamp(max=len(runs.tokens) - 1)
+                    drawn = self._coin.decide(drawn, runs.tokens[following], runs.slots, positions)
                 scored.append((len(tokens) * size, self._sampler.scored(x, drawn, runs.names)))
                 tokens.append(drawn)
             del logits, x  # before the next slice's are made
@@ -101,9 +106,17 @@ class Verifier:
             scored.append((first, self._sampler.scored(logits, drawn, names)))
             tokens.append(drawn)
             del logits
-        found = Drawn(torch.cat(tokens), runs.begins, 1, runs.most)
+        found = Drawn(self._decided(runs, torch.cat(tokens)), runs.begins, 1, runs.most)
         emitted = self._accept(runs, found, counted=False, deferred=deferred)
         return DrawnRuns(found.tokens, emitted, runs.host_begins, 1, tuple(scored))
+
+    def _decided(self, runs: Runs, tokens: Tensor) -> Tensor:
+        """Of all places: by the coin, where there is one."""
+        if self._coin is None:
+            return tokens
+        following = runs.tokens.roll(-1)
+        drafts = following if runs.place_at is None else following[runs.place_at]
+        return self._coin.decide(tokens, drafts[: len(tokens)], runs.place_slots, runs.drawn_at)
 
     def _by_place(self, runs: Runs, hidden: Tensor) -> Iterator[Tensor]:
         """Logits [n, S, V] behind the runs' first tokens, then their second ones, a bounded number of rows at a time."""
