@@ -6,8 +6,6 @@ SPAN_WORDS, MOST_SPANS = 2, 32
 """Each kind of number begins at a multiple of 16 bytes, since kernels are compiled apart for pointers that do not. Of so many
 kinds.
 """
-GRAPH_ROW_WORDS = 6
-"""Of a row of a captured step."""
 
 
 def step_words(tokens: int, rows: int, pages: int, *, drafts: bool = False) -> int:
@@ -23,8 +21,8 @@ def step_words(tokens: int, rows: int, pages: int, *, drafts: bool = False) -> i
 
 
 def graph_words(rows: int, groups: int) -> int:
-    """Of a captured step of so many rows, each of which may begin a page in every group."""
-    return (GRAPH_ROW_WORDS + 2 * groups) * rows
+    """Of a captured step of so many rows: each has its slot, two positions and its length, and may begin a page of every group."""
+    return (4 + 2 * groups) * rows
 
 
 def buffer_words(words: int) -> int:

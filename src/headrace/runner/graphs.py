@@ -16,12 +16,12 @@ from headrace.kernels.slot_lookup import slot_lookup
 from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import bucket_of
+from headrace.plan.uploads import graph_words
 from headrace.runner.page_tables import PageTables
 from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.upload import Span, Upload
 from headrace.types import Row
 
-_WORDS_PER_ROW = 6
 _WARM_UPS = 2
 
 
@@ -117,7 +117,7 @@ class DecodeGraph:
         self._over, self._tables = over, over.tables
         self._updates = size * len(over.tables.entries)
         device = over.sampler.device
-        self._upload = Upload(_WORDS_PER_ROW * size + 2 * self._updates, device)
+        self._upload = Upload(graph_words(size, len(over.tables.entries)), device)
         self._row_offsets = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._inputs = self._write(())
         self._upload.send()
