@@ -51,7 +51,7 @@ def drafter_of(head: str, rows: int) -> DFlashDrafter:
     layout = CacheLayout((), 16, (), rows, padding=True, drafts=spec.block - 1)
     pools = Pools((), (), (), (), (), windows=windows)
     around = Surroundings(decoder, pools, layout, Dtypes("bfloat16", "bfloat16", "float16"), 0, (), 4096, rows)
-    return DFlashDrafter(spec, module, around, spec.block - 1)
+    return DFlashDrafter(module, around, spec.block - 1)
 
 
 def fill(drafter: DFlashDrafter, context: int) -> None:

@@ -88,7 +88,7 @@ class Bench:
             Dtypes(str(self.dtype).removeprefix("torch."), "float32", "float32", ()), 0, (), self.context, SLOTS,  # type: ignore[arg-type]
         )
         model = filled(self.spec, self.tensors, self.dtype, self.device)
-        self.drafter = DFlashDrafter(self.spec, model, surroundings, self.spec.block - 1)
+        self.drafter = DFlashDrafter(model, surroundings, self.spec.block - 1)
         self.rng = torch.Generator().manual_seed(5)
 
     def admit(self, slot: int) -> None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
+from headrace.engine.device_drafters import drafter_maker
 from headrace.engine.model_source import find_model
 from headrace.engine.shared_gpu import budget_beside_others
-from headrace.engine.start import Start, planned_workspace
 from headrace.engine.ssd_cache import open_store, ssd_settings
+from headrace.engine.start import Start, planned_workspace
 from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
 from headrace.gpu_processes import gpu_processes
@@ -28,7 +29,7 @@ from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.prefix_cache import prefix_settings, staging_bytes
-from headrace.plan.speculation import drafter_extras, drafter_for, looked_up
+from headrace.plan.speculation import drafter_extras, drafter_for
 from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
@@ -38,7 +39,7 @@ from headrace.types import EngineInfo, Request, SamplingParams
 if TYPE_CHECKING:
     import torch
 
-    from headrace.runner.runner import MakeDrafter, Runner
+    from headrace.runner.runner import Runner
 
 Progress = Callable[[int, int], None]
 _FIRST_ANSWER_TOKENS = 3
@@ -85,6 +86,7 @@ def build_engine(
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     drafting = NO_DRAFTER if drafter else drafter_for(model, config, dtypes)
+    model = replace(model, spec=replace(model.spec, drafter=drafting.cache))
     drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
     _check_synthetic_acceptance(config, drafts)
     extras = drafter_extras(model, config, dtypes, drafting)
@@ -142,6 +144,7 @@ def _build_core(
     else:
         load_weights(model, decoder, progress)
     decoder.prepare()
+    make_drafter = drafter_maker(model, config, budget, dtypes, drafted.memory, decoder)
     start.lap("weights")
     if runs_triton(decoder.embedding.weight):
         start.taken["weights"] = torch.cuda.memory_allocated() - others_bytes
@@ -156,7 +159,7 @@ def _build_core(
     runner = Runner(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
-        make_drafter=_drafter_maker(model, budget, config, drafted.memory, place),
+        make_drafter=make_drafter,
         synthetic_acceptance=config.synthetic_acceptance,
     )
     if start.taken:
@@ -182,18 +185,6 @@ def _build_core(
         pace=pace,
     )
     return EngineCore(scheduler, runner, depth=execution.depth), runner
-
-
-def _drafter_maker(
-    model: Model, budget: Budget, config: EngineConfig, memory: DrafterMemory, place: torch.device
-) -> MakeDrafter | None:
-    from headrace.speculate.device_lookup import DeviceLookup
-
-    if memory.method == "off":
-        return None
-    if memory.method != "lookup":
-        raise ConfigError(f"--speculate {memory.method}: `serve` has no such drafter yet")
-    return lambda pools: DeviceLookup(memory.drafts, budget.layout.pool_slots, looked_up(model, config), place)
 
 
 def _pace(runner: Runner, budget: Budget, start: Start) -> Pace:

@@ -10,7 +10,7 @@ from headrace.plan.budget import Budget
 
 _WORKSPACE = "workspace"
 _PARTS = ("weights", _WORKSPACE, "graphs", "kernel buffers")
-"""Budget lines that are measured apart, by the ends of their names; all others are the cache's."""
+"""Budget lines that are measured apart, by a part of their names; all others are the cache's."""
 
 
 def planned_workspace(budget: Budget) -> int:
@@ -37,7 +37,7 @@ class Start:
         """part -> (planned, taken)."""
         planned = dict.fromkeys(self.taken, 0)
         for line in budget.lines:
-            part = next((part for part in _PARTS if line.name.endswith(part)), "cache")
+            part = next((part for part in _PARTS if part in line.name), "cache")
             planned[part] = planned.get(part, 0) + line.bytes
         return {part: (planned[part], taken) for part, taken in self.taken.items()}
 

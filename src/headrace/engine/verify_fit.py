@@ -95,7 +95,7 @@ def compare(budget: Budget, taken: dict[str, int]) -> tuple[Taken, ...]:
     """taken: by line; lines that nobody measured are left out. _TOGETHER are measured as one."""
     planned: dict[str, int] = {}
     for line in budget.lines:
-        name = next((part for part in _TOGETHER if line.name.endswith(part)), line.name)
+        name = next((part for part in _TOGETHER if part in line.name), line.name)
         planned[name] = planned.get(name, 0) + line.bytes
     return tuple(Taken(name, planned.get(name, 0), count) for name, count in taken.items())
 

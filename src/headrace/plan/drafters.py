@@ -70,8 +70,8 @@ NO_DRAFTER = DrafterMemory("off", 0)
 def drafter_memory(
     model: Model, method: Method, drafts: int | None, folder: Path | None, dtypes: Dtypes, context: int | None = None
 ) -> DrafterMemory:
-    """drafts: None takes the drafter's usual number. context: the longest sequence, None for the model's own limit. Raises ConfigError for a drafter that there is not, CheckpointError for
-    tensors that are missing or do not fit.
+    """drafts: None takes the drafter's usual number. context: the longest sequence, None for the model's own limit. Raises
+    ConfigError for a drafter that there is not, CheckpointError for tensors that are missing or do not fit.
     """
     if drafts is not None and drafts < 1:
         raise ConfigError(f"draft_tokens must be 1 or more, not {drafts}; --speculate off drafts nothing")

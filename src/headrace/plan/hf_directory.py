@@ -17,8 +17,8 @@ _NAMES_SHOWN = 16
 
 
 def open_directory(path: Path, *, tokenizer: bool = True) -> Checkpoint:
-    """The checkpoint in directory `path`, with a tokenizer unless it needs none. Raises CheckpointError naming the file or field
-    at fault.
+    """The checkpoint in directory `path`, with a tokenizer unless it needs none. Raises CheckpointError naming the file or
+    field at fault.
     """
     config = _config(path)
     tensors = _sharded(path) if _present(path / _INDEX) else _whole(path)

@@ -18,14 +18,13 @@ from headrace.types import Admission
 
 class Proposer:
     """proposed [slots, K] int64: the newest drafts of every slot, of `drafter`; zeros without one. reads_pages: whether the
-    drafter has pages of its own, and so is given page tables.
+    drafter is given page tables.
     """
 
     def __init__(
-        self, drafter: DeviceDrafter | None, slots: DraftSlots, tables: PageTables, sampler: Sampler, most: int, *,
-        reads_pages: bool = False,
+        self, drafter: DeviceDrafter | None, slots: DraftSlots, tables: PageTables, sampler: Sampler, most: int
     ) -> None:
-        self.drafter, self.reads_pages = drafter, reads_pages
+        self.drafter, self.reads_pages = drafter, drafter is not None and drafter.reads_pages
         self._slots, self._tables, self._sampler = slots, tables, sampler
         self.proposed = torch.zeros(len(slots.positions), most, dtype=torch.int64, device=slots.positions.device)
 
@@ -41,6 +40,10 @@ class Proposer:
     def admit(self, admissions: Sequence[Admission]) -> None:
         if self.drafter is not None:
             self.drafter.admit(admissions)
+
+    def settle(self, slots: Sequence[int]) -> None:
+        if self.drafter is not None:
+            self.drafter.settle(slots)
 
     def tables(self, slots: Tensor) -> tuple[Tensor, ...]:
         """The slots' page tables, as `propose` wants them."""

@@ -212,14 +212,15 @@ class Runner:
 
     def held_bytes(self) -> dict[str, int]:
         """Of the tensors that are there for good, by the line of the budget that planned them."""
-        held = {"weights": total_bytes(self._decoder.parameters()), "sampler": total_bytes(self._sampler_tensors())}
-        held |= {"draft inputs": self._drafter_bytes} if self._drafter_bytes else {}
+        held = {"weights": total_bytes(self._weights()), "sampler": total_bytes(self._sampler_tensors())}
+        kept = self._drafter.nbytes if self._drafter else 0
+        held |= {"draft inputs": kept} if kept else {}
         return held | {"tables": self._tables.entries.nbytes + self._sent_bytes} | pool_bytes(self._pools, self.layout)
 
     def allocated_bytes(self) -> int:
         """What PyTorch's allocator counts for these tensors, and for those that the graphs made."""
-        tensors = (*self._decoder.parameters(), *self._sampler_tensors(), self._tables.entries, *pool_tensors(self._pools))
-        blocks = block_bytes(self._sent_bytes) + block_bytes(self._drafter_bytes)
+        tensors = (*self._weights(), *self._sampler_tensors(), self._tables.entries, *pool_tensors(self._pools))
+        blocks = block_bytes(self._sent_bytes) + block_bytes(self._drafter.nbytes if self._drafter else 0)
         return allocated_bytes(tensors) + blocks + self.graph_bytes.get("graphs_tensors", 0)
 
     @property
@@ -233,10 +234,13 @@ class Runner:
     def _sampler_tensors(self) -> tuple[Tensor, ...]:
         return *self._sampler.state.tensors(), self._sampler.next_tokens
 
+    def _weights(self) -> tuple[Tensor, ...]:
+        """The model's, and those of the drafter on the device."""
+        return *self._decoder.parameters(), *(self._drafter.weights if self._drafter else ())
+
     @property
-    def _drafter_bytes(self) -> int:
-        """Of what the drafter on the device keeps."""
-        return self._drafting.proposer.drafter.nbytes if self._drafting and self._drafting.proposer.drafter else 0
+    def _drafter(self) -> DeviceDrafter | None:
+        return self._drafting.proposer.drafter if self._drafting else None
 
     @property
     def _sent_bytes(self) -> int:
@@ -255,6 +259,8 @@ class Runner:
     def _prepare(self, plan: StepPlan) -> None:
         """All that a plan wants done before its rows."""
         if plan.checkpoints:
+            if self._drafting is not None:
+                self._drafting.proposer.settle([copy.slot for copy in plan.checkpoints])
             keep_states(self._pools, plan.checkpoints, self.layout.pool_slots, self._device)
         if plan.host is not None and self.host is not None:
             self.host.save(plan.host)

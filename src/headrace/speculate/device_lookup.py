@@ -18,6 +18,8 @@ class DeviceLookup:
     """Keeps every slot's tokens, and where its newest ones stood before. slots: with padding; context: the longest sequence."""
 
     taps: tuple[int, ...] = ()
+    reads_pages = False
+    weights: tuple[Tensor, ...] = ()
 
     def __init__(self, most: int, slots: int, context: int, device: torch.device) -> None:
         self.most = most
@@ -35,6 +37,9 @@ class DeviceLookup:
             known = torch.tensor((*admission.request.prompt, *admission.output), dtype=torch.int32)
             self._history[admission.slot, : len(known)].copy_(known, non_blocking=True)
             self._matches[admission.slot] = 0
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """A sequence's tokens come with it."""
 
     def observe(self, seen: Seen) -> Tensor:
         slots = seen.batch.slots

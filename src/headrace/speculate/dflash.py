@@ -23,7 +23,6 @@ from headrace.kernels.top_tokens import top_tokens
 from headrace.layers.arena import Arena, in_one_piece
 from headrace.layers.block_attention import Rotary
 from headrace.layers.rope import frequencies
-from headrace.plan.dflash import DFlashSpec
 from headrace.plan.drafters import RING_TOKENS
 from headrace.plan.workspace import LOGIT_ROWS
 from headrace.speculate.dflash_model import DFlashModel
@@ -50,8 +49,12 @@ class DFlashDrafter:
     The rings are `surroundings.pools.windows`, as `plan.dflash.dflash_cache` declares them: in zeros no token is.
     """
 
-    def __init__(self, spec: DFlashSpec, model: DFlashModel, surroundings: Surroundings, most: int) -> None:
-        self.spec, self.most, self.taps, self.depths = spec, most, spec.taps, (most,)
+    reads_pages = False
+
+    def __init__(self, model: DFlashModel, surroundings: Surroundings, most: int) -> None:
+        spec = model.spec
+        self.spec, self.most, self.taps = spec, most, spec.taps
+        self.depths: tuple[int, ...] = (most,)
         self._model, self._decoder, layout = model, surroundings.decoder, surroundings.layout
         device, dtype = model.norm.weight.device, getattr(torch, surroundings.dtypes.compute)
         positions, *pools = surroundings.pools.windows
@@ -71,8 +74,11 @@ class DFlashDrafter:
 
     @property
     def nbytes(self) -> int:
-        own = (*self._model.parameters(), self._waiting.hidden, self._waiting.positions)
-        return sum(tensor.nbytes for tensor in own)
+        return self._waiting.hidden.nbytes + self._waiting.positions.nbytes
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(self._model.parameters())
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """The rings are what the slots' states were cleared to, or resumed from."""

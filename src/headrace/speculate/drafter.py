@@ -103,8 +103,8 @@ class DeviceDrafter(Protocol):
 
     most: the longest proposal. depths: rising numbers of drafts that are worth a captured graph of their own, `most` the last:
     those of which fewer take less time. taps: indices of the target's layers whose outputs it reads, none if it needs only the
-    last norm's or nothing. Memory of its own is allocated when it is built, no later, and `nbytes` is what its budget lines
-    say: weights, and what it keeps of every slot. Keys and values lie in the pools.
+    last norm's or nothing. reads_pages: whether layers of its own have pages. Memory of its own is allocated when it is built,
+    no later: `weights`, and `nbytes` of what it keeps of slots beside the pools.
 
     `propose` and `observe` of decoding rows are captured in CUDA graphs: they may not wait for the device, nor allocate by what
     is in a tensor, nor read numbers of the host that change from step to step. The same inputs give the same bits. `observe` of
@@ -114,6 +114,10 @@ class DeviceDrafter(Protocol):
     most: int
     depths: tuple[int, ...]
     taps: tuple[int, ...]
+    reads_pages: bool
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]: ...
 
     @property
     def nbytes(self) -> int: ...
@@ -122,6 +126,10 @@ class DeviceDrafter(Protocol):
         """Sequences take slots: at admission.start, with pages that hold what is cached of them, of this drafter too unless it
         was not there. What is not there is masked: never read.
         """
+        ...
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """What these slots have in the pools is about to be copied, and must be all that there is of their sequences."""
         ...
 
     def observe(self, seen: Seen) -> Tensor | None:

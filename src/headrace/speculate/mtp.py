@@ -136,6 +136,7 @@ class MtpDrafter:
     """
 
     taps: tuple[int, ...] = ()
+    reads_pages = True
 
     def __init__(self, module: MtpModule, around: Surroundings, most: int, vocabulary: int | None = None) -> None:
         """vocabulary: only the first tokens are drafted, so many; reading the target's head is half of a proposal's time."""
@@ -149,11 +150,17 @@ class MtpDrafter:
 
     @property
     def nbytes(self) -> int:
-        candidates = 0 if self._candidates is None else self._candidates.nbytes
-        return candidates + sum(parameter.nbytes for parameter in self._module.parameters())
+        return 0 if self._candidates is None else self._candidates.nbytes
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(self._module.parameters())
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """A slot's hidden state comes with its checkpoint; before a first token there is none, and none is read."""
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """All that there is of a sequence is taken in at once."""
 
     def observe(self, seen: Seen) -> None:
         batch = seen.batch

@@ -1,0 +1,164 @@
+"""Drafts by a DFlash2 drafter through the whole engine, in float64: no token changes, and a prefix hit drafts as a cold run."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import make_tiny_checkpoint
+from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
+
+from headrace.config import EngineConfig
+from headrace.engine.build import BuiltEngine, build_engine
+from headrace.engine.model_source import find_model
+from headrace.errors import CheckpointError, ConfigError
+from headrace.speculate.pace import FixedPace
+from headrace.types import Request, SamplingParams
+
+VOCABULARY, BLOCK, WINDOW = 24, 5, 20
+CONFIG = EngineConfig(device="cpu", dtype="float64", context=160, max_seqs=4, page_tokens=4, chunk_tokens=18)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(
+        tmp_path_factory.mktemp("hybrid") / "model", "qwen3_5_text", seed=6, config={"vocab_size": VOCABULARY}
+    )
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = dflash_config(
+        VOCABULARY, sliding_window=WINDOW, inner={"block_size": BLOCK, "selector_top_k": 16, "target_layer_ids": [0, 2, 3]}
+    )
+    return write_dflash(tmp_path_factory.mktemp("drafter") / "dflash2", config, dflash_tensors(config, 4))
+
+
+class ChangingPace(FixedPace):
+    """Another number of drafts in every row of every step, none among them, and now and then none for many steps."""
+
+    def __init__(self, most: int, seed: int = 0) -> None:
+        super().__init__(most, most)
+        self._rng, self._idle = random.Random(seed), 0
+
+    def choose(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
+        self._idle = self._idle - 1 if self._idle else self._rng.choice((0,) * 20 + (12, 30))
+        counts = tuple(0 if self._idle else self._rng.randint(0, limit) for limit in limits)
+        self.chosen = sum(counts)
+        return counts
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: tuple[int, ...]
+    drafted: int
+    accepted: int
+    cached: int
+
+
+def engine(path: Path, drafter: Path | None, pace: FixedPace | None = None, **changed: Any) -> BuiltEngine:
+    more: dict[str, Any] = {"speculate": "dflash", "drafter": str(drafter)} if drafter else {"speculate": "off"}
+    config = replace(CONFIG, **more, **changed)
+    return build_engine(find_model(path, config), config, None, pace=pace)
+
+
+def answers(built: BuiltEngine, requests: Sequence[Request], *, together: bool = True) -> dict[str, Answer]:
+    core, tokens = built.core, defaultdict[str, list[int]](list)
+    told: dict[str, tuple[int, int, int]] = {}
+    waiting = list(requests)
+    while waiting or core.has_work:
+        if waiting and (together or not core.has_work):
+            core.add(waiting.pop(0))
+        for event in core.step():
+            tokens[event.request] += event.tokens
+            told[event.request] = (event.drafted_tokens, event.accepted_tokens, event.cached_tokens)
+    return {name: Answer(tuple(found), *told[name]) for name, found in tokens.items()}
+
+
+def requests(count: int = 7, **changed: Any) -> list[Request]:
+    """Greedy ones and such as are drawn, at temperatures at which a random drafter is often right: the noise is the same."""
+    rng, made = random.Random(3), []
+    for number in range(count):
+        prompt = tuple(rng.randrange(VOCABULARY) for _ in range(rng.choice((3, 17, 19, 40, 61))))
+        params = SamplingParams(temperature=(0.0, 2.0, 4.0)[number % 3], **changed)
+        made.append(Request(f"r{number}", prompt, params, seed=number, max_tokens=45))
+    return made
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_it_changes_no_token(hybrid: Path, drafter: Path, loop: str) -> None:
+    expected = answers(engine(hybrid, None, loop=loop), requests())
+    for most in range(1, BLOCK):
+        for pace in (FixedPace(most, most), ChangingPace(most, most)):
+            found = answers(engine(hybrid, drafter, pace, loop=loop, draft_tokens=most), requests())
+            assert {name: each.tokens for name, each in found.items()} == {name: a.tokens for name, a in expected.items()}
+            drafted, accepted = (sum(getattr(a, name) for a in found.values()) for name in ("drafted", "accepted"))
+            assert drafted > 50 and drafted > accepted > 10, (most, drafted, accepted)
+
+
+def test_preemption_changes_no_token(hybrid: Path, drafter: Path) -> None:
+    """Pages for fewer tokens than four sequences have; rows give way and come back, from the prefix cache or not."""
+    expected = answers(engine(hybrid, None), requests())
+    for prefix_cache in ("on", "off"):
+        built = engine(
+            hybrid, drafter, ChangingPace(BLOCK - 1), cache_bytes=engine_bytes(hybrid, drafter, 190), prefix_cache=prefix_cache
+        )
+        found = answers(built, requests())
+        assert {name: each.tokens for name, each in found.items()} == {name: a.tokens for name, a in expected.items()}
+        assert built.core.stats().preemptions_total > 0
+
+
+def engine_bytes(path: Path, drafter: Path, tokens: int) -> int:
+    """Of a cache of four states and pages of so many tokens."""
+    lines = dict(engine(path, drafter, FixedPace(1, 1), prefix_cache="off").info.budget)
+    return lines["state slots"] + tokens * lines["kv pages 0"] // (4 * CONFIG.context)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_after_a_hit_it_drafts_as_cold(hybrid: Path, drafter: Path, loop: str) -> None:
+    """Prompts that go on from a prompt, or from an answer, at every residue of a page: the same tokens, drafted and accepted
+    as often as where nothing was kept.
+    """
+    rng, hits = random.Random(5), 0
+    built = engine(hybrid, drafter, FixedPace(BLOCK - 1, BLOCK - 1), loop=loop, gpu_checkpoint_bytes=1 << 20)
+    for residue in range(CONFIG.page_tokens):
+        begin = tuple(rng.randrange(VOCABULARY) for _ in range(32 + residue))
+        first = request("first", begin, "kept", 1)
+        answer = answers(built, [first], together=False)["first"].tokens
+        for kind, prompt in (("prompt", begin), ("answer", begin + answer)):
+            longer = (*prompt, *(rng.randrange(VOCABULARY) for _ in range(7)))
+            cold = answers(built, [request("cold", longer, f"new {residue} {kind}", 2)], together=False)["cold"]
+            hit = answers(built, [request("hit", longer, "kept", 2)], together=False)["hit"]
+            assert cold.cached == 0 and hit.cached > 0
+            hits += hit.cached
+            assert replace(hit, cached=0) == cold and cold.drafted > 20 and cold.accepted > 5
+    assert hits > 32 * 4 * 2
+
+
+def request(name: str, prompt: tuple[int, ...], salt: str, seed: int) -> Request:
+    params = SamplingParams(temperature=3.0)
+    return Request(f"{name}", prompt, params, seed=seed, max_tokens=30, salt=salt)
+
+
+def test_what_cannot_be_is_named(hybrid: Path, drafter: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs --drafter DIR"):
+        config = replace(CONFIG, speculate="dflash")
+        build_engine(find_model(hybrid, config), config, None)
+    config = dflash_config(VOCABULARY + 1)
+    other = write_dflash(tmp_path / "other", config, dflash_tensors(config))
+    with pytest.raises(CheckpointError, match="its vocab_size is 25, that of the target 24"):
+        engine(hybrid, other)
