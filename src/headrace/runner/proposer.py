@@ -56,6 +56,8 @@ class Proposer:
         """
         assert self.drafter is not None
         positions = self._slots.positions[slots]
+        if self.reads_pages:  # behind the sequence's end nobody has taken a page
+            counts = torch.minimum(counts, (self._slots.ends[slots] - positions).clamp(min=0))
         draw = DraftDraw(self._sampler, slots, positions)
         asked = Asked(slots, counts, self._slots.next_tokens[slots], positions, tables, depth, draw)
         self.proposed[:, :depth].index_copy_(0, slots, self.drafter.propose(asked).tokens)

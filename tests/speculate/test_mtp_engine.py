@@ -1,0 +1,153 @@
+"""Drafts by the multi-token head through scheduler and runner: tokens are those without drafts, whatever else goes on; and what
+is accepted behind a cached prefix is what is accepted in a cold run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import make_tiny_checkpoint
+
+from headrace.config import EngineConfig
+from headrace.engine.build import BuiltEngine, build_engine
+from headrace.engine.model_source import find_model
+from headrace.speculate.drafter import Asked, Proposal
+from headrace.speculate.pace import FixedPace
+from headrace.types import EngineStats, Request, SamplingParams
+
+PAGE = 4
+Tokens = dict[str, list[int]]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("hybrid") / "model", "qwen3_5_text", seed=6, mtp=True)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def engine(path: Path, drafts: int, **settings: Any) -> BuiltEngine:
+    """drafts: of every row, as many as it may have; 0 for an engine without a drafter."""
+    base = EngineConfig(
+        device="cpu", dtype="float64", context=128, max_seqs=4, page_tokens=PAGE, chunk_tokens=20, loop="plain",
+        prefix_cache="off",
+    )
+    speculation = {"speculate": "mtp", "draft_tokens": drafts} if drafts else {}
+    config = replace(base, **{**speculation, **settings})
+    return build_engine(find_model(path, config), config, None, pace=FixedPace(drafts, drafts) if drafts else None)
+
+
+def generate(built: BuiltEngine, requests: Sequence[Request]) -> tuple[Tokens, dict[str, tuple[int, int, int]], EngineStats]:
+    """Every request's tokens; and those that were cached, drafted and accepted."""
+    core, found = built.core, defaultdict[str, list[int]](list)
+    told: dict[str, tuple[int, int, int]] = {}
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        for event in core.step():
+            assert event.error is None
+            found[event.request] += event.tokens
+            told[event.request] = (event.cached_tokens, event.drafted_tokens, event.accepted_tokens)
+    return dict(found), told, core.stats()
+
+
+def prompts(count: int, longest: int = 45) -> list[Request]:
+    """Greedy ones and some that are drawn, of lengths around the chunks' and the pages'."""
+    made = []
+    for number in range(count):
+        length = 1 + (17 * number + 3) % longest
+        prompt = tuple((31 * number + 7 * at + at * at) % 280 + 3 for at in range(length))
+        params = SamplingParams(temperature=0.9 if number % 3 == 2 else 0.0)
+        made.append(Request(f"r{number}", prompt, params, seed=number, max_tokens=20 + 5 * (number % 4)))
+    return made
+
+
+@pytest.mark.parametrize("drafts", range(1, 8))
+def test_tokens_are_those_without_drafts(hybrid: Path, drafts: int) -> None:
+    """Prompts in chunks, more requests than slots, plain and overlapped loops."""
+    requests = prompts(7)
+    expected, _, plain = generate(engine(hybrid, 0), requests)
+    loop = "overlapped" if drafts % 2 else "plain"
+    found, told, stats = generate(engine(hybrid, drafts, loop=loop), requests)
+    assert found == expected and stats.generation_tokens_total == plain.generation_tokens_total
+    assert sum(accepted for _, _, accepted in told.values()) == sum(stats.accepted)
+    assert stats.drafted[0] > 60 and len(stats.drafted) == drafts and stats.drafted[-1] > 20
+
+
+def test_preempted_and_stopped_requests_have_the_same_tokens(hybrid: Path) -> None:
+    """Fewer pages than four sequences need, so that some are computed again; one ends by a token that drafts may run past."""
+    requests = [replace(request, max_tokens=40, id=f"long {request.id}") for request in prompts(6)]
+    expected, _, _ = generate(engine(hybrid, 0), requests)
+    stop = expected[requests[0].id][9]
+    requests[0] = replace(requests[0], params=replace(requests[0].params, stop_token_ids=(stop,)))
+    expected, _, _ = generate(engine(hybrid, 0), requests)
+    lines = dict(engine(hybrid, 3).info.budget)
+    cache_bytes = lines["state slots"] + 45 * lines["kv pages 0"] // (4 * 128 // PAGE)
+    for loop in ("plain", "overlapped"):
+        found, _, stats = generate(engine(hybrid, 3, loop=loop, cache_bytes=cache_bytes), requests)
+        assert found == expected and stats.preemptions_total > 0
+
+
+class Recorded:
+    """An engine for one request at a time, and all that its head proposed: by position the input, and drafts as many as were
+    asked for.
+    """
+
+    def __init__(self, built: BuiltEngine) -> None:
+        self.built, self.proposals = built, dict[int, tuple[int, list[int]]]()
+        assert built.runner._drafting is not None
+        drafter = built.runner._drafting.proposer.drafter
+        propose = drafter.propose  # type: ignore[union-attr]
+
+        def recording(asked: Asked) -> Proposal:
+            found = propose(asked)
+            for row, count in enumerate(asked.counts.tolist()):
+                self.proposals[int(asked.positions[row])] = int(asked.tokens[row]), found.tokens[row, :count].tolist()
+            return found
+
+        drafter.propose = recording  # type: ignore[method-assign, union-attr]
+
+    def answer(self, request: Request) -> tuple[list[int], dict[int, tuple[int, list[int]]], int]:
+        """Its tokens, the proposals, and the tokens that were cached."""
+        self.proposals = {}
+        tokens, told, _ = generate(self.built, [request])
+        return tokens[request.id], self.proposals, told[request.id][0]
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_proposals_behind_a_cached_prefix_are_those_of_a_cold_run(hybrid: Path, tier: str) -> None:
+    """Two conversations, of which either goes on where its last answer ended, at every residue of a page. Host: there is room
+    for one of them on the device.
+    """
+    settings: dict[str, Any] = {"context": 212, "max_seqs": 1, "chunk_tokens": 40}
+    settings["gpu_checkpoint_bytes"] = 400_000 if tier == "device" else 60_000
+    lines = dict(engine(hybrid, 3, prefix_cache="on", **settings).info.budget)
+    room = sum(lines[name] for name in ("kv pages 0", "state slots", "gpu checkpoints"))
+    more = {"cache_bytes": 8 * room} if tier == "device" else {"cache_bytes": room, "ram_cache_bytes": 4_000_000}
+    warm, cold = Recorded(engine(hybrid, 3, prefix_cache="on", **settings, **more)), Recorded(engine(hybrid, 3, **settings))
+    known: dict[str, list[int]] = {"a": [], "b": []}
+    resumed = []
+    for turn in range(10):
+        name = "ab"[turn % 2]
+        known[name] += [(37 * turn + 11 * at) % 270 + 5 for at in range(15 + turn % 7)]
+        asked = Request(f"{turn}", tuple(known[name]), SamplingParams(temperature=0.0), turn, 18 + turn % 3)
+        (tokens, found, cached), (expected, meant, _) = warm.answer(asked), cold.answer(asked)
+        both = found.keys() & meant.keys()  # not where only one of them comes by: what is accepted earlier is skipped
+        assert tokens == expected and len(both) >= 14
+        assert {position: found[position] for position in both} == {position: meant[position] for position in both}
+        known[name] += tokens
+        resumed.append(cached)
+    assert resumed[:2] == [0, 0] and {count % PAGE for count in resumed[2:]} == set(range(PAGE))
+    assert (warm.built.core.stats().restores_total >= 2) == (tier == "host")
