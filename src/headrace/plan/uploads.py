@@ -21,7 +21,7 @@ def step_words(tokens: int, rows: int, pages: int, *, drafts: bool = False) -> i
 
 
 def graph_words(rows: int, groups: int) -> int:
-    """Of a captured step of so many rows: each has its slot, two positions and its length, and may begin a page of every group."""
+    """Of a captured step of so many rows: each has its slot, two positions, its length, and may begin pages of every group."""
     return (4 + 2 * groups) * rows
 
 
