@@ -128,12 +128,14 @@ def _build_core(
     import torch
 
     from headrace.kernels.dispatch import runs_triton
+    from headrace.kernels.late import expect_compiles, warn_of_compiles
     from headrace.loader import load_weights
     from headrace.models.decoder import build_decoder
     from headrace.random_weights import make_weights
     from headrace.runner.rehearsal import rehearse
     from headrace.runner.runner import Runner
 
+    expect_compiles()
     place = torch.device(hardware.kind)
     if place.type == "cuda":
         gc.collect()  # what an engine before this one left behind is not to go while this one is measured
@@ -184,6 +186,8 @@ def _build_core(
         budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafted.host, prefixes=prefixes, memory=runner.host, ssd=ssd,
         pace=pace,
     )
+    if start.taken:
+        warn_of_compiles()
     return EngineCore(scheduler, runner, depth=execution.depth), runner
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -30,8 +31,8 @@ class _Launch(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = [
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)), ("attribute_count", ctypes.c_uint),
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared_bytes")),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint),
     ]
 
 
@@ -45,6 +46,35 @@ def check(status: int) -> None:
         message = ctypes.c_char_p()
         driver().cuGetErrorString(status, ctypes.byref(message))
         raise RuntimeError(f"CUDA driver: {(message.value or b'unknown error').decode()}")
+
+
+class _Packed:
+    """How a kernel is given its arguments, told by the first ones, so that a launch makes two objects and not two for each."""
+
+    def __init__(self, arguments: tuple[Argument, ...]) -> None:
+        fields = [(f"argument{n}", _type_of(argument)) for n, argument in enumerate(arguments)]
+        self._values = type("Values", (ctypes.Structure,), {"_fields_": fields})
+        self._offsets = tuple(getattr(self._values, name).offset for name, _ in fields)
+        self._addresses = tuple(kind is ctypes.c_void_p for _, kind in fields)
+        self._pack = struct.Struct(f"{len(fields)}P").pack
+
+    def values(self, arguments: tuple[Argument, ...]) -> ctypes.Structure:
+        pairs = zip(arguments, self._addresses, strict=True)
+        made: ctypes.Structure = self._values(*[
+            x.data_ptr() if is_address and x is not None else x for x, is_address in pairs  # type: ignore[union-attr]
+        ])
+        return made
+
+    def pointers(self, values: ctypes.Structure) -> bytes:
+        """To each of them."""
+        first = ctypes.addressof(values)
+        return self._pack(*[first + offset for offset in self._offsets])
+
+
+def _type_of(argument: Argument) -> type:
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p
+    return ctypes.c_int if isinstance(argument, int) else type(argument)
 
 
 class CudaFunction:
@@ -61,23 +91,24 @@ class CudaFunction:
         self._code: Callable[[], bytes] = (lambda: code) if isinstance(code, bytes) else code
         self._name = name
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._threads, self._shared_bytes = threads, shared_bytes
+        self._shared_bytes = shared_bytes
         self._attribute = _Attribute(_EARLY_START_ATTRIBUTE, 0, 1)
-        self._attribute_count = int(early and torch.cuda.get_device_capability() >= (9, 0))
+        attributes = ctypes.addressof(self._attribute), int(early and torch.cuda.get_device_capability() >= (9, 0))
+        self._block, self._attributes = (threads, 1, 1, shared_bytes), attributes
+        self._packed: _Packed | None = None
 
     def __call__(self, grid: tuple[int, int, int], *arguments: Argument) -> None:
         """Launch. A Tensor or None is passed as its address, an int as a 32-bit int, a structure by value."""
         if only_compiles(self, self._code):
             return
-        if not self._function:
+        if self._packed is None:
             self._load()
-        values = [_value(argument) for argument in arguments]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        launch = _Launch(
-            (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(self._threads, 1, 1), self._shared_bytes,
-            torch.cuda.current_stream().cuda_stream, ctypes.pointer(self._attribute), self._attribute_count,
-        )
-        check(driver().cuLaunchKernelEx(ctypes.byref(launch), self._function, pointers, None))
+            self._packed = _Packed(arguments)
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        launch, values = _Launch(*grid, *self._block, stream, *self._attributes), self._packed.values(arguments)
+        status = self._launch(ctypes.byref(launch), self._function, self._packed.pointers(values), None)
+        if status:
+            check(status)
 
     def _load(self) -> None:
         code = self._code()
@@ -85,6 +116,7 @@ class CudaFunction:
         check(driver().cuModuleLoadData(ctypes.byref(self._module), code))
         check(driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, self._name.encode()))
         check(driver().cuFuncSetAttribute(self._function, _SHARED_BYTES_ATTRIBUTE, ctypes.c_int(self._shared_bytes)))
+        self._launch = driver().cuLaunchKernelEx
 
 
 def compiled(
@@ -111,12 +143,4 @@ def architecture(capability: int, *, wgmma: bool = False) -> str:
 def _compiled(
     text: str, name: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int, device: int, target: str
 ) -> CudaFunction:
-    return CudaFunction(partial(nvrtc.compiled, text, dict(macros), target), name, threads, shared_bytes, early=True)
-
-
-def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_float | ctypes.Structure:
-    if isinstance(argument, int):
-        return ctypes.c_int(argument)
-    if isinstance(argument, ctypes.c_longlong | ctypes.c_float | ctypes.Structure):
-        return argument
-    return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+    return CudaFunction(partial(nvrtc.compiled, text, dict(macros), target, name), name, threads, shared_bytes, early=True)

@@ -13,6 +13,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from time import perf_counter
+
+from headrace.kernels.late import note_compiled
 
 
 class CompileError(RuntimeError):
@@ -46,15 +49,19 @@ def available() -> bool:
         return False
 
 
-def compiled(source: str, macros: Mapping[str, int], architecture: str) -> bytes:
-    """Machine code for "sm_90", or PTX for "compute_90", from disk if it was compiled before. Raises CompileError, OSError."""
+def compiled(source: str, macros: Mapping[str, int], architecture: str, name: str = "") -> bytes:
+    """Machine code for "sm_90", or PTX for "compute_90", from disk if it was compiled before. name: of its kernel, for the log.
+    Raises CompileError, OSError.
+    """
     options = (f"--gpu-architecture={architecture}", "--std=c++17", "--extra-device-vectorization",
                *(f"-D{name}={value}" for name, value in sorted(macros.items())))
     identity = "\n".join((source, *options, _version()))
     file = _cache_directory() / (hashlib.sha256(identity.encode()).hexdigest() + ".bin")
     if file.is_file():
         return file.read_bytes()
+    began_s = perf_counter()
     code = _compile(source, options, "PTX" if architecture.startswith("compute") else "CUBIN")
+    note_compiled(f"{name} {dict(macros)}", perf_counter() - began_s)
     _keep(file, code)
     return code
 

@@ -19,7 +19,7 @@ allocator rounds up to."""
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _STEP = 32
 """Beyond the small sizes; a step's cost grows little within one."""
-_PROMPT_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+_PROMPT_TOKENS = (8, 16, 32, 64, 96, 128, 256, 384, 512)
 _MIXED_TOKENS = 256
 _MIXED_ROWS = (8, 64)
 _MOST_PROMPTS, _MOST_LONG_PROMPTS = 4, 2

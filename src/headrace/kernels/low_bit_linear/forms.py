@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from headrace.kernels.card import Card
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
+from headrace.kernels.remembered import remembered
 
 Formats = Mapping[str, int]
 """What kernels are told of the types: BF16, SCALE_BF16, BITS, GROUP (0: one scale a row), ZEROS."""
@@ -90,6 +91,7 @@ def x_rows_of(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
+@remembered
 def few_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card, *, gated: bool = False) -> FewRows:
     """gated: in whole pairs of tiles."""
     x_rows = x_rows_of(rows)
@@ -131,6 +133,7 @@ def few_rows_between_blocks(card: Card) -> tuple[int, int]:
     return others * (tiles + 4) * ROWS * 8, others * tiles
 
 
+@remembered
 def many_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> ManyRows:
     stages = max(s for s in (2, 3, 4) if ManyRows(s, 1).shared_bytes(formats) <= card.shared_bytes)
     resident = 2 if 2 * ManyRows(stages, 1).shared_bytes(formats) <= card.shared_bytes else 1

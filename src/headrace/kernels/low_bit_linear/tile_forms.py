@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from headrace.kernels.card import Card
 from headrace.kernels.low_bit_linear.forms import Formats
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
+from headrace.kernels.remembered import remembered
 
 LEAST_ROWS = 17
 _BAND_ROWS = 2048
@@ -137,6 +138,7 @@ def share(row_blocks: int, output_blocks: int, inputs: int, places: int) -> Shar
     return Share(places, waves - 1, False)
 
 
+@remembered
 def hopper_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> HopperRows:
     def cost(form: HopperRows) -> float:
         shared = hopper_share(form, rows, outputs, inputs, card)
@@ -154,11 +156,13 @@ def fitting(form: HopperRows, formats: Formats, card: Card) -> HopperRows:
     return form
 
 
+@remembered
 def hopper_share(form: HopperRows, rows: int, outputs: int, inputs: int, card: Card) -> Share:
     row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // form.block_outputs)
     return share(row_blocks, output_blocks, inputs, form.resident * card.processors)
 
 
+@remembered
 def ampere_rows_form(rows: int, outputs: int, formats: Formats, card: Card) -> AmpereRows:
     """Wide tiles read x less often; of narrow ones there are enough for all processors where outputs are few."""
     block_rows = 32 if rows <= 32 else 64
@@ -170,6 +174,7 @@ def ampere_rows_form(rows: int, outputs: int, formats: Formats, card: Card) -> A
     return form
 
 
+@remembered
 def ampere_share(form: AmpereRows, rows: int, outputs: int, inputs: int, card: Card) -> Share:
     row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // form.block_outputs)
     return share(row_blocks, output_blocks, inputs, card.processors)
