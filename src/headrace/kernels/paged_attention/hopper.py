@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 
+
+@cache
 def products(keys: int, columns: int, bf16: bool) -> str:
     """Device functions for 64 queries. logits(d, a, b, step): queries times keys, rows of both in shared memory (descriptors),
     added from the second step on. sum_up(d, a, b): probabilities in registers times `columns` dimensions of 16 keys' values,
