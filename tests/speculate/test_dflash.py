@@ -11,25 +11,28 @@ from typing import Any
 import pytest
 import torch
 from tests.support.drafter_formulas import dflash_block, selector_walk
-from tests.support.packing import CPU, fill_decoder
-from tests.support.tiny import checkpoint_tensors, make_tiny_checkpoint, random_model, tiny_config
+from tests.support.packing import CPU
 from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.layers.batch import Batch, Pools
 from headrace.loader import load_weights
-from headrace.models import qwen3, qwen3_5
-from headrace.models.decoder import Decoder
-from headrace.plan.checkpoint import identify, open_checkpoint
+from headrace.models import qwen3
+from headrace.models.decoder import Decoder, build_decoder
 from headrace.plan.dflash import PUBLISHED, DFlashSpec, dflash_cache, dflash_spec, dflash_weights, drafter_model, open_dflash
 from headrace.plan.dtypes import Dtypes
+from headrace.plan.published import published_model
 from headrace.speculate.dflash import DFlashDrafter
 from headrace.speculate.dflash_model import DFlashModel, build_dflash
 from headrace.speculate.drafter import Asked, Seen, Surroundings
 from headrace.types import Admission, Request, SamplingParams
 
 VOCABULARY, SLOTS, CHECKPOINTS = 200, 5, 2
+TARGET: dict[str, Any] = {
+    "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "head_dim": 8,
+}
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "dflash2": dflash_config(VOCABULARY),
     "dflash": dflash_config(VOCABULARY, first_form=True),
@@ -54,11 +57,14 @@ def filled(spec: DFlashSpec, tensors: Mapping[str, Tensor], dtype: torch.dtype, 
     return model
 
 
-def target(dtype: torch.dtype, device: torch.device) -> tuple[Decoder, dict[str, Tensor]]:
-    fields = {**tiny_config("qwen3_5_text"), "vocab_size": VOCABULARY}
-    tensors = checkpoint_tensors(random_model("qwen3_5_text", fields, 1))
-    spec = qwen3_5.spec({**fields, "model_type": "qwen3_5_text"})
-    return fill_decoder(spec, qwen3_5.weights(spec, tensors.keys()), tensors, dtype, device), tensors
+def target(dtype: torch.dtype, device: torch.device) -> tuple[Decoder, Tensor, Tensor]:
+    """A decoder of whose parameters only embedding and head are there, and those."""
+    decoder = build_decoder(qwen3.spec(TARGET), dtype=dtype, device=device)
+    rng = torch.Generator().manual_seed(1)
+    embedding, head = (torch.randn(VOCABULARY, TARGET["hidden_size"], generator=rng) for _ in range(2))
+    decoder.embedding.weight.data.copy_(embedding)
+    decoder.get_parameter("head.weight").data.copy_(head)
+    return decoder, embedding, head
 
 
 @dataclass
@@ -74,7 +80,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.config = CONFIGS[self.name]
         self.spec, self.tensors = dflash_spec(self.config), dflash_tensors(self.config, 3)
-        self.decoder, self.target = target(self.dtype, self.device)
+        self.decoder, self.embedding, self.head = target(self.dtype, self.device)
         layout = CacheLayout(cache_groups(self.decoder.spec), 16, (9,), SLOTS, True, self.spec.block - 1, CHECKPOINTS)
         types = {"compute": self.dtype, "kv": torch.float16, "int64": torch.int64}
         self.windows = tuple(
@@ -98,6 +104,10 @@ class Bench:
 
     def observe(self, rows: Sequence[tuple[int, int, int]], at_least: int = 1) -> None:
         """rows: (slot, tokens, how many of them are kept). at_least: tokens that the host thinks every row may have."""
+        self.drafter.observe(self.step(rows, at_least))
+
+    def step(self, rows: Sequence[tuple[int, int, int]], at_least: int = 1) -> Seen:
+        """What is seen of a step, which the slots have then."""
         tokens = sum(count for _, count, _ in rows)
         taps = [torch.randn(tokens, self.spec.hidden, generator=self.rng).to(self.dtype) for _ in self.spec.taps]
         counts = torch.tensor([count for _, count, _ in rows])
@@ -110,10 +120,10 @@ class Bench:
             torch.zeros(tokens, dtype=torch.int64), positions.to(self.device), offsets.int().to(self.device), slots, ends,
             (), (), tuple(max(count, at_least) for _, count, _ in rows),
         )
-        seen = tuple(tap.to(self.device) for tap in taps)
-        self.drafter.observe(Seen(batch, seen, nothing, starts.to(self.device), kept, nothing, nothing))
         for (slot, _, keeps), begin in zip(rows, offsets.tolist(), strict=False):
             self.taken[slot] += list(torch.cat(taps, 1)[begin : begin + keeps])
+        seen = tuple(tap.to(self.device) for tap in taps)
+        return Seen(batch, seen, nothing, starts.to(self.device), kept, nothing, nothing)
 
     def propose(self, slots: Sequence[int], anchors: Sequence[int], most: int | None = None) -> Tensor:
         positions = torch.tensor([len(self.taken.get(slot, ())) for slot in slots])
@@ -125,12 +135,11 @@ class Bench:
         """By the formula, from all that the slot's sequence had; its scores do not tie."""
         config, own = self.config, self.config["dflash_config"]
         hidden = self.formula(slot, anchor)
-        head = self.target["lm_head.weight"]
         if own.get("selector_rank"):
-            tokens, _ = selector_walk(self.tensors, head, hidden, anchor, own["selector_top_k"])
+            tokens, _ = selector_walk(self.tensors, self.head, hidden, anchor, own["selector_top_k"])
             return tokens
         assert config["hidden_size"] == hidden.shape[1]
-        found: list[int] = (hidden[1:] @ head.T).argmax(1).tolist()
+        found: list[int] = (hidden[1:] @ self.head.T).argmax(1).tolist()
         return found
 
     def formula(self, slot: int, anchor: int) -> Tensor:
@@ -138,7 +147,7 @@ class Bench:
         context = torch.stack(self.taken[slot])
         full = config["layer_types"][0] == "full_attention"
         return dflash_block(
-            self.tensors, self.target["model.embed_tokens.weight"], context.float(), anchor, layers=config["num_hidden_layers"],
+            self.tensors, self.embedding, context.float(), anchor, layers=config["num_hidden_layers"],
             block=own["block_size"], mask_token=own["mask_token_id"], heads=config["num_attention_heads"],
             kv_heads=config["num_key_value_heads"], head_size=config["head_dim"], theta=config["rope_theta"],
             window=1 << 30 if full else config["sliding_window"], eps=config["rms_norm_eps"],
@@ -161,10 +170,7 @@ def test_the_published_drafter_takes_no_memory_to_declare() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_loaded_from_its_directory(name: str, tmp_path: Path) -> None:
     tensors = dflash_tensors(CONFIGS[name], 3)
-    fields = {**tiny_config("qwen3"), "vocab_size": VOCABULARY, "model_type": "qwen3"}
-    (tmp_path / "target").mkdir()
-    model = identify(open_checkpoint(make_tiny_checkpoint(tmp_path / "target", "qwen3", config={"vocab_size": 320})))
-    model = replace(model, spec=qwen3.spec(fields))
+    model = replace(published_model("qwen3.8-27b"), spec=qwen3.spec(TARGET))
     files = open_dflash(write_dflash(tmp_path / "drafter", CONFIGS[name], tensors), model.spec)
     loaded = build_dflash(files.spec, dtype=torch.float32, device=CPU, formats=files.formats)
     load_weights(drafter_model(model, files), loaded)

@@ -7,7 +7,7 @@ import torch
 from tests.speculate.test_dflash import CONFIGS, SLOTS, VOCABULARY, Bench, greedy
 from torch import Tensor
 
-from headrace.speculate.drafter import Asked
+from headrace.speculate.drafter import Asked, Seen
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -29,6 +29,11 @@ def started(name: str, dtype: torch.dtype) -> Bench:
     return bench
 
 
+def numbers(seen: Seen) -> tuple[Tensor, ...]:
+    """All that differs between steps of the same shape."""
+    return *seen.taps, seen.batch.positions, seen.batch.row_offsets, seen.batch.slots, seen.starts, seen.kept
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_the_formula(name: str) -> None:
@@ -47,18 +52,24 @@ def test_captured_it_is_the_same(name: str) -> None:
     """A proposal that takes in what waits, and one behind more of it: replayed with new numbers, against kernel by kernel."""
     slots = [0, 3, SLOTS]
     eager, captured = (started(name, torch.bfloat16) for _ in range(2))
-    first = asked(captured, slots, 2)
+    first, step = asked(captured, slots, 2), captured.step([(0, 4, 2), (3, 4, 4)])
+    eager.observe([(0, 4, 2), (3, 4, 4)])
     for _ in range(2):
+        captured.drafter.observe(step)
         captured.drafter.propose(first)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    with torch.cuda.graph(graphs[0]):
+        captured.drafter.observe(step)
+    with torch.cuda.graph(graphs[1]):
         result: Tensor = captured.drafter.propose(first).tokens
     for kept in (3, 1):
-        for bench in (eager, captured):
-            bench.observe([(0, 4, kept), (3, 4, 4)])
+        eager.observe([(0, 4, kept), (3, 4, 4)])
+        for static, new in zip(numbers(step), numbers(captured.step([(0, 4, kept), (3, 4, 4)])), strict=True):
+            static.copy_(new)
         question = asked(eager, slots, 2)
         first.positions.copy_(question.positions)
-        graph.replay()
+        for graph in graphs:
+            graph.replay()
         assert torch.equal(result[:2], eager.drafter.propose(question).tokens[:2])
         assert torch.equal(captured.windows[0][:SLOTS], eager.windows[0][:SLOTS])
         for one, other in zip(captured.windows[1:], eager.windows[1:], strict=True):

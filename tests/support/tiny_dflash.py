@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 DFLASH2: Mapping[str, Any] = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
@@ -72,6 +71,8 @@ def _drawn(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 def write_dflash(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
     """The drafter's directory, created."""
+    from safetensors.torch import save_file
+
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})
