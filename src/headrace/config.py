@@ -80,8 +80,8 @@ class EngineConfig:
         64 << 30, "Most bytes in that directory, of all models together; what was not used for longest goes.", metavar="N"
     )
     speculate: str = setting(
-        "auto", "What drafts tokens that a step then verifies: lookup takes them from the sequence itself. auto is off so "
-        "far.", choices=SPECULATE
+        "auto", "What drafts tokens that a step then verifies: lookup takes them from the sequence itself, mtp has the "
+        "checkpoint's multi-token head make them. auto is off so far.", choices=SPECULATE
     )
     draft_tokens: int | None = setting(
         None, "Most drafts of a sequence in a step, of which there are as many as pay at the time, or none; the drafter's own "
@@ -89,6 +89,10 @@ class EngineConfig:
     )
     drafter: str | None = setting(
         None, "Directory of the drafter for --speculate dflash; for plan the published one if not given.", metavar="DIR"
+    )
+    draft_vocabulary: int | None = setting(
+        None, "Of --speculate mtp: drafts are among the tokens with the lowest ids alone, so many, a multiple of 128. Each "
+        "takes less time then, since less of the model's head is read; rarer tokens are not drafted.", metavar="N",
     )
     loop: str = setting(
         "auto", "plain waits for each step before it plans the next; overlapped plans it meanwhile, and gives the same tokens. "

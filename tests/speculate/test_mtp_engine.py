@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace.config import EngineConfig
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.model_source import find_model
+from headrace.errors import CheckpointError, ConfigError
 from headrace.speculate.drafter import Asked, Proposal
 from headrace.speculate.pace import FixedPace
 from headrace.types import EngineStats, Request, SamplingParams
@@ -151,3 +153,60 @@ def test_proposals_behind_a_cached_prefix_are_those_of_a_cold_run(hybrid: Path, 
         resumed.append(cached)
     assert resumed[:2] == [0, 0] and {count % PAGE for count in resumed[2:]} == set(range(PAGE))
     assert (warm.built.core.stats().restores_total >= 2) == (tier == "host")
+
+
+@pytest.mark.parametrize("drafts", [2, 5])
+def test_drafts_among_the_first_tokens(hybrid: Path, drafts: int) -> None:
+    requests = prompts(4)
+    expected, _, _ = generate(engine(hybrid, 0), requests)
+    whole, part = Recorded(engine(hybrid, drafts)), Recorded(engine(hybrid, drafts, draft_vocabulary=128))
+    for request in requests:
+        assert part.answer(request)[0] == whole.answer(request)[0] == expected[request.id]
+        assert all(token < 128 for _, tokens in part.proposals.values() for token in tokens)
+        firsts = [(whole.proposals[at][1][0], part.proposals[at][1][0]) for at in whole.proposals.keys() & part.proposals.keys()
+                  if whole.proposals[at][1] and part.proposals[at][1]]
+        assert len(firsts) > 9 and all(a == b for a, b in firsts if a < 128), "the best of all is the best of these"
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"speculate": "mtp", "draft_vocabulary": 100}, "draft_vocabulary must be a multiple of 128 up to 302, not 100"),
+    ({"speculate": "mtp", "draft_vocabulary": 512}, "draft_vocabulary must be a multiple of 128 up to 302, not 512"),
+    ({"speculate": "lookup", "draft_vocabulary": 128}, "draft_vocabulary 128 is for --speculate mtp, not lookup"),
+])
+def test_what_cannot_be_drafted_from_is_named(hybrid: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine(hybrid, 0, **settings)
+
+
+def test_tensors_that_do_not_fit_are_named_with_both_shapes(tmp_path: Path) -> None:
+    path = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=6, mtp=True)
+    tensors = load_file(path / "model.safetensors")
+    narrow = {**tensors, "mtp.fc.weight": tensors["mtp.fc.weight"][:, :60].contiguous()}
+    fewer = {name: tensor for name, tensor in tensors.items() if name != "mtp.layers.0.mlp.up_proj.weight"}
+    more = {**tensors, "mtp.embed_tokens.weight": tensors["mtp.norm.weight"].clone()}
+    none = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+    for held, message in (
+        (narrow, r"tensor mtp.fc.weight is \[32, 60\], the configuration makes it \[32, 64\]"),
+        (fewer, "multi-token head of .*: tensor 'mtp.layers.0.mlp.up_proj.weight' is missing from the checkpoint"),
+        (more, "multi-token head of .*: tensor 'mtp.embed_tokens.weight' in the checkpoint is none that this model has"),
+        (none, "has no multi-token head"),
+    ):
+        save_file(held, path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=message):
+            engine(path, 3)
+        generate(engine(path, 0), prompts(1))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_captured_or_not_tokens_are_those_without_drafts(tmp_path: Path) -> None:
+    """And the head proposes what it does on a CPU."""
+    sizes = {"hidden_size": 64, "head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    path = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=7, mtp=True, config=sizes)
+    requests, settings = prompts(6), {"device": "cuda", "dtype": "float32", "graphs": "off", "cache_bytes": 50_000_000}
+    expected, _, _ = generate(engine(path, 0, **settings), requests)
+    for more in ({}, {"graphs": "on"}, {"graphs": "on", "loop": "overlapped"}):
+        found, _, stats = generate(engine(path, 3, **settings | more), requests)
+        assert found == expected and stats.drafted[0] > 60
+    here, there = Recorded(engine(path, 3)), Recorded(engine(path, 3, **settings))
+    for request in requests[:2]:
+        assert here.answer(request) == there.answer(request)

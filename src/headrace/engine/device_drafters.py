@@ -51,7 +51,7 @@ def drafter_maker(
             return lambda pools: DeviceLookup(most, layout.pool_slots, looked_up(model, config), device)
         case "mtp":
             head = _mtp(model, config, dtypes, device)
-            return lambda pools: MtpDrafter(head, around(pools), most)
+            return lambda pools: MtpDrafter(head, around(pools), most, config.draft_vocabulary)
         case "dflash":
             drafter = _dflash(model, config, dtypes, device)
             return lambda pools: DFlashDrafter(drafter, around(pools), most)

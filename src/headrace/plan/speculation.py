@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import cast
 
 from headrace.config import EngineConfig
+from headrace.errors import ConfigError
 from headrace.plan.checkpoint import Model
 from headrace.plan.draft_memory import lookup_bytes
 from headrace.plan.drafters import RING_TOKENS, DrafterMemory, Method, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.extras import Extras
+
+VOCABULARY_STEP = 128
+"""Whole tiles of the model's head, however it is stored."""
 
 
 def method_of(config: EngineConfig) -> Method:
@@ -20,8 +24,20 @@ def method_of(config: EngineConfig) -> Method:
 
 def drafter_for(model: Model, config: EngineConfig, dtypes: Dtypes) -> DrafterMemory:
     """Raises ConfigError for a drafter that there is not."""
+    _check_vocabulary(model, config)
     folder = Path(config.drafter) if config.drafter else None
     return drafter_memory(model, method_of(config), config.draft_tokens, folder, dtypes, config.context)
+
+
+def _check_vocabulary(model: Model, config: EngineConfig) -> None:
+    """Raise ConfigError for tokens that cannot be drafted from."""
+    count, whole = config.draft_vocabulary, model.spec.vocab_size
+    if count is None:
+        return
+    if method_of(config) != "mtp":
+        raise ConfigError(f"draft_vocabulary {count} is for --speculate mtp, not {method_of(config)}")
+    if not 0 < count <= whole or count % VOCABULARY_STEP:
+        raise ConfigError(f"draft_vocabulary must be a multiple of {VOCABULARY_STEP} up to {whole}, not {count}")
 
 
 def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: DrafterMemory) -> Extras:

@@ -145,12 +145,12 @@ class MtpDrafter:
         (self._group,) = around.groups
         layout = around.layout
         self._page_tokens, self._padding = layout.page_tokens, layout.pages[self._group] * layout.page_tokens
-        self._scores, self._candidates = _scores_of(around.decoder, vocabulary)
+        self._scores, self._first_tokens = _scores_of(around.decoder, vocabulary), vocabulary
         (self._hidden,) = around.pools.windows  # [slots, hidden], checkpoints behind them
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._candidates is None else self._candidates.nbytes
+        return 0
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -178,12 +178,13 @@ class MtpDrafter:
     def propose(self, asked: Asked) -> Proposal:
         table = asked.page_tables[self._group]
         tokens, hidden, drafts = asked.tokens, self._hidden[asked.slots], list[Tensor]()
+        among = None if self._first_tokens is None else torch.arange(self._first_tokens, device=tokens.device)
         for draft in range(asked.most):
             # Rows that want fewer have no pages there: they stay where they are, and write to the padding page.
             places = (asked.positions + (asked.counts - 1).clamp(0, draft)).clamp(min=FIRST_PLACE)
             at = self._write_at(table, places, draft < asked.counts)
             hidden = self._module(self._decoder.embedding(tokens), hidden, places, self._pools, table, at)
-            tokens = asked.draw(self._scores(hidden), draft, self._candidates)
+            tokens = asked.draw(self._scores(hidden), draft, among)
             drafts.append(tokens)
         return Proposal(torch.stack(drafts, 1))
 
@@ -192,12 +193,10 @@ class MtpDrafter:
         return torch.where(wanted, pages * self._page_tokens + places % self._page_tokens, self._padding)
 
 
-def _scores_of(decoder: Decoder, vocabulary: int | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-    """(what makes scores of hidden states, the tokens whose scores they are; None for all of them)."""
-    if vocabulary is None or vocabulary >= decoder.spec.vocab_size:
-        return decoder.scores, None
-    embedding = decoder.embedding.weight
-    tokens = torch.arange(vocabulary, device=embedding.device)
+def _scores_of(decoder: Decoder, vocabulary: int | None) -> Callable[[Tensor], Tensor]:
+    """What makes scores of hidden states, of the first tokens, so many, or of all."""
+    if vocabulary is None:
+        return decoder.scores
     if decoder.head is None:
-        return partial(linear, weight=embedding[:vocabulary]), tokens
-    return decoder.head.first(vocabulary), tokens
+        return partial(linear, weight=decoder.embedding.weight[:vocabulary])
+    return decoder.head.first(vocabulary)
