@@ -329,9 +329,10 @@ class EngineStats:
     these, host_* of what is in host memory, ssd_bytes of files. Each request that begins is a hit, whose prompt begins with
     something cached, or a miss, for a reason; prefix_short are hits that might have been longer, by the reason why they are
     not. restores_total: sequences that began, or after a preemption went on, with something from host memory; ssd_hits_total:
-    requests that had it read from SSD before. ssd_misses: entries that could not be read; ssd_dropped: entries that were not
-    written. drafted, accepted: drafts verified, and accepted, by their number in a row. draft_tokens_chosen: of all rows of the
-    last step; draft_gain: what drafts are expected to add to the tokens a second, 0.5 is half as much more.
+    requests that had it read from SSD before. ssd_waiting: entries that wait to be written. ssd_misses: entries that could not
+    be read; ssd_dropped: entries that were not written. drafted, accepted: drafts verified, and accepted, by their number in a
+    row. draft_tokens_chosen: of all rows of the last step; draft_gain: what drafts are expected to add to the tokens a second,
+    0.5 is half as much more.
     """
 
     steps: int = 0
@@ -358,6 +359,7 @@ class EngineStats:
     prefix_short: tuple[tuple[str, int], ...] = ()
     restore_times: tuple[RestoreTimes, ...] = ()
     ssd_bytes: int = 0
+    ssd_waiting: int = 0
     ssd_hits_total: int = 0
     ssd_misses: tuple[tuple[str, int], ...] = ()
     ssd_dropped: tuple[tuple[str, int], ...] = ()

@@ -30,14 +30,19 @@ def test_a_run_on_a_cpu(model_type: str, tmp_path: Path) -> None:
     assert document["interleaved"]["cached_tokens"] == 603 and document["interleaved"]["restores"] == 0
 
 
-def test_a_document_that_comes_back_from_host_memory(tmp_path: Path) -> None:
-    checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama", seed=3)
+@pytest.mark.parametrize("tier", ["host", "ssd"])
+def test_a_document_that_comes_back(tier: str, tmp_path: Path) -> None:
+    """From host memory for both documents, or for one of them, with the SSD behind it."""
+    checkpoint, cache_bytes = make_tiny_checkpoint(tmp_path / "model", "llama", seed=3), 46 * 16 * 4 * 2 * 2 * 16 * 4
     settings = prefix.Settings(
         model=str(checkpoint), document=(600,), question_tokens=7, output_tokens=4, repeat=1, device="cpu", dtype="float32",
-        context=700, chunk_tokens=64, cache_bytes=46 * 16 * 4 * 2 * 2 * 16 * 4, ram_cache_bytes=8_000_000,
+        context=700, chunk_tokens=64, cache_bytes=cache_bytes, ram_cache_bytes=8_000_000 if tier == "host" else cache_bytes,
+        ssd_cache=str(tmp_path / "ssd"),
     )
     (document,) = prefix.run(settings, Console(quiet=True))["documents"]
-    assert document["interleaved"]["cached_tokens"] == 603 and document["interleaved"]["restores"] == 1
+    between = document["interleaved"]
+    assert between["cached_tokens"] == 603 and between["restores"] == 1 and between["ssd_hits"] == (tier == "ssd")
+    assert set(between["restore_ms"]) == {"host", tier} and min(between["restore_ms"].values()) > 0
 
 
 @pytest.mark.parametrize(

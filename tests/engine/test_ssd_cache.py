@@ -205,8 +205,9 @@ def _flush(llm: LLM) -> None:
     """As an idle server does."""
     for _ in range(3):
         llm._core.step()
-    llm._core._scheduler._prefixes._host.ssd._copies._writes.flush(30)  # type: ignore[attr-defined]
-    llm._core.step()
+    while llm._core.stats().ssd_waiting:
+        threading.Event().wait(0.01)
+        llm._core.step()
 
 
 def test_others_go_on_while_one_waits_for_a_slow_disk(

@@ -15,7 +15,7 @@ from headrace.engine.metrics import Metrics
 from headrace.engine.tokenizer import Tokenizer
 from headrace.server.app import ROUTES
 from headrace.server.gate import plain_path
-from headrace.types import EngineStats
+from headrace.types import EngineStats, RestoreTimes
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -94,10 +94,25 @@ async def test_metrics(front: LiveFront) -> None:
 
 def test_metrics_of_the_prefix_cache() -> None:
     misses = (("cold", 2), ("no_checkpoint", 1))
-    stats = EngineStats(prefix_hits_total=3, prefix_misses=misses, kv_cached_bytes=64, checkpoint_bytes=9)
+    times = RestoreTimes("ssd", 4.5, (0, 0, 2, 0, 0, 0, 0, 1, 0, 1))
+    stats = EngineStats(
+        prefix_hits_total=3, prefix_misses=misses, prefix_short=(("diverged", 2),), kv_cached_bytes=64, checkpoint_bytes=9,
+        restores_total=7, ssd_hits_total=4, restore_times=(times,), ssd_bytes=8, ssd_misses=(("corrupt", 1),), ssd_waiting=6,
+        ssd_dropped=(("queue_full", 5),),
+    )
     lines = Metrics(lambda: stats).exposition().decode().splitlines()
     for line in ("headrace_prefix_hits_total 3.0", 'headrace_prefix_misses_total{reason="cold"} 2.0',
                  'headrace_prefix_misses_total{reason="no_checkpoint"} 1.0',
+                 'headrace_prefix_short_hits_total{reason="diverged"} 2.0',
+                 'headrace_prefix_restores_total{tier="host"} 7.0', 'headrace_prefix_restores_total{tier="ssd"} 4.0',
+                 'headrace_prefix_restore_seconds_bucket{le="0.003",tier="ssd"} 0.0',
+                 'headrace_prefix_restore_seconds_bucket{le="0.01",tier="ssd"} 2.0',
+                 'headrace_prefix_restore_seconds_bucket{le="10.0",tier="ssd"} 3.0',
+                 'headrace_prefix_restore_seconds_bucket{le="+Inf",tier="ssd"} 4.0',
+                 'headrace_prefix_restore_seconds_count{tier="ssd"} 4.0',
+                 'headrace_prefix_restore_seconds_sum{tier="ssd"} 4.5', "headrace_ssd_waiting 6.0",
+                 'headrace_prefix_bytes{kind="entries",tier="ssd"} 8.0', 'headrace_ssd_misses_total{reason="corrupt"} 1.0',
+                 'headrace_ssd_dropped_total{reason="queue_full"} 5.0',
                  'headrace_prefix_bytes{kind="pages",tier="device"} 64.0',
                  'headrace_prefix_bytes{kind="checkpoints",tier="device"} 9.0'):
         assert line in lines

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from headrace.bench.generation import SAMPLING, WatchedLLM
 from headrace.bench.summary import spread_ms
 from headrace.types import Completion
+
+_IDLE_STEPS = 3
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,16 @@ class PrefixLLM(WatchedLLM):
         first = self._timed([document], asked.output, salt)
         self._timed([other], asked.output, salt)
         again = [*document, *first.completions[0].tokens, *self._prompts(1, asked.question)[0]]
-        before = self._core.stats().restores_total
+        before = self._core.stats()
         second = self._timed([again], asked.output, salt)
+        after = self._core.stats()
         return {
             "cached_tokens": second.completions[0].cached_tokens, "turn_2_ttft_ms": second.first_s[0] * 1e3,
-            "restores": self._core.stats().restores_total - before,
+            "restores": after.restores_total - before.restores_total, "ssd_hits": after.ssd_hits_total - before.ssd_hits_total,
+            "restore_ms": {
+                late.tier: (late.sum_s - early.sum_s) * 1e3
+                for early, late in zip(before.restore_times, after.restore_times, strict=True) if late.counts != early.counts
+            },
         }
 
     def crowd(self, asked: Crowd) -> dict[str, Any]:
@@ -87,6 +95,14 @@ class PrefixLLM(WatchedLLM):
     def _beginning_with(self, shared: list[int], asked: Crowd) -> list[list[int]]:
         return [[*shared, *question] for question in self._prompts(asked.users, asked.question)]
 
+    def _settle(self) -> None:
+        """What was computed goes where it is kept, as in a server that has nothing to do for a moment."""
+        for _ in range(_IDLE_STEPS):
+            self._core.step()
+        while self._core.stats().ssd_waiting:
+            sleep(_POLL_S)
+            self._core.step()
+
     def _salt(self) -> str:
         return f"measured {next(self._names)}"
 
@@ -97,6 +113,7 @@ class PrefixLLM(WatchedLLM):
         began_s = perf_counter()
         completions = self.generate(prompts, params)
         ended_s, firsts = perf_counter(), dict[str, float]()
+        self._settle()
         for news in self.news:
             firsts.setdefault(news.request, news.at_s)
         return Timed(tuple(completions), tuple(at - began_s for at in firsts.values()), ended_s - began_s)

@@ -20,6 +20,7 @@ _GAUGES = (
     ("kv_pages_used", "KV pages in use."),
     ("kv_pages_total", "KV pages that there are."),
     ("kv_pages_cached", "KV pages that are kept for later requests."),
+    ("ssd_waiting", "Entries of the prefix cache that wait to be written to SSD."),
     ("checkpoints_used", "States that are kept for later requests."),
     ("checkpoints_total", "States that there is room for beside those of sequences."),
     ("slots_used", "State slots in use."),

@@ -391,6 +391,11 @@ class Prefixes:
         return self._host.ssd.stats() if self._host and self._host.ssd else None
 
     @property
+    def ssd_waiting(self) -> int:
+        """Entries that wait to be written there."""
+        return self._host.ssd.waiting if self._host and self._host.ssd else 0
+
+    @property
     def restore_times(self) -> tuple[RestoreTimes, ...]:
         if self._host is None:
             return ()

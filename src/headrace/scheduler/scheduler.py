@@ -157,6 +157,7 @@ class Scheduler:
             prefix_short=tuple((miss.name.lower(), count) for miss, count in prefixes.short.items()),
             restore_times=prefixes.restore_times,
             ssd_bytes=ssd.total_bytes if ssd else 0,
+            ssd_waiting=prefixes.ssd_waiting,
             ssd_hits_total=prefixes.ssd_hits,
             ssd_misses=tuple(ssd.misses.items()) if ssd else (),
             ssd_dropped=tuple(ssd.dropped.items()) if ssd else (),

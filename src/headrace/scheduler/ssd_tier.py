@@ -261,6 +261,11 @@ class SsdTier:
         if whole:
             self.times.add([self._settings.clock() - read.began_s])
 
+    @property
+    def waiting(self) -> int:
+        """Entries that wait to be written."""
+        return sum(len(each.entries) for each in (*self._due, *self._planned, *self._saves))
+
     def stats(self) -> SsdStats:
         return self._copies.stats()
 

@@ -2,7 +2,7 @@
 
 --document 24000 is a document of so many tokens, asked about twice: the second time its keys, values and states are there.
 Then once more with another document in between, which with a small --cache-bytes takes the first one's place: it comes back
-from host memory, if --ram-cache-bytes has any.
+from host memory, if --ram-cache-bytes has any, or where that is too little for both from --ssd-cache.
 --crowd 64x5820 is 64 requests at once that have 5,820 tokens in common, beside the sum of its parts: those tokens computed
 once, and the requests behind them. Prompts are random token ids, so that no time goes into text.
 """
@@ -45,6 +45,8 @@ class Settings(EngineSettings):
     gpu_checkpoint_bytes: int | None = engine_setting("gpu_checkpoint_bytes")
     cache_bytes: int | None = engine_setting("cache_bytes")
     ram_cache_bytes: int = engine_setting("ram_cache_bytes")
+    ssd_cache: str | None = engine_setting("ssd_cache")
+    ssd_cache_bytes: int = engine_setting("ssd_cache_bytes")
 
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -118,9 +120,11 @@ def _print_document(console: Console, found: dict[str, Any]) -> None:
         f"{found['turn_2_of_turn_1']:.2%} (without the cache {found['uncached_turn_2_ttft_ms']:.1f} ms)"
     )
     between = found["interleaved"]
-    where = "host memory" if between["restores"] else "the device"
+    where = "SSD" if between["ssd_hits"] else "host memory" if between["restores"] else "the device"
+    copies = ", ".join(f"{each} {between['restore_ms'][each]:.1f} ms" for each in sorted(between["restore_ms"]))
     console.print(
         f"  with another document in between {between['turn_2_ttft_ms']:.1f} ms, {between['cached_tokens']} tokens from {where}"
+        + (f" (copies from {copies})" if copies else "")
     )
 
 
