@@ -99,7 +99,8 @@ class EngineConfig:
         "auto is overlapped on a GPU.", choices=LOOPS
     )
     graphs: str = setting(
-        "auto", "Whether decode steps are captured as CUDA graphs at start; auto is on with a GPU.", choices=GRAPHS
+        "auto", "Whether decode steps and short prompts are captured as CUDA graphs at start; auto is on with a GPU.",
+        choices=GRAPHS,
     )
     wait_for_gpu: float = setting(
         0.0, "Seconds to wait at start for other processes to leave the GPU's memory; 0 refuses at once and names them.",

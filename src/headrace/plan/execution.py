@@ -12,7 +12,7 @@ from headrace.hardware import Hardware
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """depth: uncommitted plans that the loop holds at most. graphs: whether decode steps are captured. notes: a line each."""
+    """depth: uncommitted plans that the loop holds at most. graphs: whether steps are captured. notes: a line each."""
 
     depth: int
     graphs: bool
@@ -55,4 +55,4 @@ def _graphs(config: EngineConfig, hardware: Hardware, compute: Dtype) -> tuple[b
         return False, "float64 is computed by references, which wait for the device"
     if not hardware.elsewhere and find_spec("triton") is None:
         return False, "Triton is not installed"
-    return True, "decode steps are captured"
+    return True, "decode steps and short prompts are captured"
