@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from headrace.config import EngineConfig
 from headrace.engine.build import build_engine, load_engine
 from headrace.engine.core import EngineCore
 from headrace.plan.shapes import declared_model
-from headrace.types import Request, SamplingParams, TokenEvent
+from headrace.types import Request, SamplingParams
 
 
 def generate(core: EngineCore, requests: list[Request]) -> dict[str, list[int]]:
@@ -80,36 +80,40 @@ def run_tiny() -> list[dict[str, object]]:
 
 
 def measure(core: EngineCore, vocab_size: int, users: int, prompt_tokens: int, steps: int) -> dict[str, float]:
-    """Prefill of all prompts, then decoding; the first prompt's time is that of a lone one's first token if there is one."""
+    """Prefill of all prompts, then decoding, from the last one's first token until a row has all of its `steps` + 1: NaN where
+    one has before. The first prompt's time is that of a lone one's first token if there is one.
+    """
     generator = torch.Generator().manual_seed(users)
     for i in range(users):
         prompt = torch.randint(0, vocab_size, (prompt_tokens,), generator=generator).tolist()
         params = SamplingParams(top_k=20, top_p=0.95)
         core.add(Request(f"{users}-{prompt_tokens}-{i}", tuple(prompt), params, seed=i, max_tokens=steps + 1))
-    began, seen = time.perf_counter(), 0
-    while seen < users:
-        seen += sum(1 for event in core.step() if event.tokens)
-    prefill_s = time.perf_counter() - began
-    began = time.perf_counter()
-    tokens = sum(len(event.tokens) for event in _steps(core))
+    began, first, tokens, ended = time.perf_counter(), set[str](), 0, False
+    while len(first) < users:
+        events = core.step()
+        first |= {event.request for event in events if event.tokens}
+        ended = ended or any(event.finish_reason for event in events)
+    prefill_s, began = time.perf_counter() - began, time.perf_counter()
+    while not ended:
+        events = core.step()
+        tokens += sum(len(event.tokens) for event in events)
+        ended = any(event.finish_reason for event in events)
+    decode_s = time.perf_counter() - began
+    while core.has_work:
+        core.step()
     return {
         "users": users,
         "prompt_tokens": prompt_tokens,
         "prefill_s": prefill_s,
         "prefill_tokens_per_s": users * prompt_tokens / prefill_s,
-        "decode_tokens_per_s": tokens / (time.perf_counter() - began),
+        "decode_tokens_per_s": tokens / decode_s if tokens else math.nan,
     }
-
-
-def _steps(core: EngineCore) -> Iterator[TokenEvent]:
-    while core.has_work:
-        yield from core.step()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="qwen3.8-27b:bf16")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--chunk-tokens", type=int, default=2048)
     parser.add_argument("--skip-tiny", action="store_true")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
