@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.support.scripted_drafter import ScriptedDrafter
+from tests.support.scripted_drafter import BalancedDrafter, ScriptedDrafter
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace.config import EngineConfig
@@ -23,6 +23,7 @@ from headrace.plan.graph_rows import row_buckets
 from headrace.runner import draft_graphs
 from headrace.runner.draft_graphs import DraftGraph
 from headrace.runner.graphs import MemoryCounts
+from headrace.runner.proposal_graphs import ProposalGraph
 from headrace.scheduler.drafter import Drafter
 from headrace.types import (
     Admission,
@@ -170,6 +171,33 @@ def test_fifteen_drafts_in_sixteen_rows_of_a_cache_too_small_for_them(hybrid: Pa
     assert {drafts for drafts, _ in counts} == set(range(16)) and counts[15, 15] > 0
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_every_number_of_drafts_with_every_number_accepted(hybrid: Path, loop: str) -> None:
+    """Each pair fifty times, in 1 to 16 rows, where nothing is drafted in between: prompts that begin alike, of which the
+    prefix cache gives a part; last chunks of 1 to 16 tokens; a cache that is too small for all.
+    """
+    rng, chunk = random.Random(5), 33
+    shared = [rng.randrange(3, 100) for _ in range(chunk)]
+    distinct = [
+        Request(f"r{n}", (*shared, *(rng.randrange(3, 100) for _ in range(1 + n % 16))), SamplingParams(temperature=0.0), n,
+                rng.choice((60, 100, 120)))
+        for n in range(24)
+    ]
+    requests = [replace(request, id=f"{request.id}.{turn}") for turn in range(36) for request in distinct]
+    settings: dict[str, object] = {"max_seqs": 16, "chunk_tokens": chunk, "page_tokens": 8, "prefix_cache": "on"}
+    expected = answers(build(hybrid, None, **settings), distinct)
+    drafter = BalancedDrafter({name: a.tokens for name, a in expected.items()}, 15, 100)
+    core = build(hybrid, drafter, loop=loop, cache_bytes=330_000, **settings)
+    counts = outcomes(core)
+    agree(answers(core, requests), {request.id: expected[request.id.partition(".")[0]] for request in requests})
+    rare = {(k, n): counts[k, n] for k in range(16) for n in range(k + 1) if counts[k, n] < 50}
+    assert not rare, rare
+    stats = core.stats()
+    assert stats.preemptions_total > 0 and stats.prefix_hits_total > 100
+
+
 class Uncaptured(DraftGraph):
     """What a graph would replay, computed each time; the references want to know how long rows are."""
 
@@ -177,7 +205,7 @@ class Uncaptured(DraftGraph):
         """Nothing to do."""
 
     def _run(self, kind: str) -> None:
-        self._made[kind] = self._compute()
+        self._made[kind] = self._compute() if kind == "step" else self._observe(*self._made["step"])
 
     def _draws(self, names: tuple[int, ...]) -> bool:
         return False
@@ -186,8 +214,19 @@ class Uncaptured(DraftGraph):
         return tuple(end - begin for begin, end in pairwise((*self._begins, self.tokens)))
 
 
+class UncapturedProposal(ProposalGraph):
+    """The same of what a drafter proposes."""
+
+    def capture(self, memory: object) -> None:
+        """Nothing to do."""
+
+    def _run(self) -> None:
+        self._compute()
+
+
 def compute_what_is_captured(monkeypatch: pytest.MonkeyPatch, runner: Any, slots: int) -> None:
     monkeypatch.setattr(draft_graphs, "DraftGraph", Uncaptured)
+    monkeypatch.setattr(draft_graphs, "ProposalGraph", UncapturedProposal)
     monkeypatch.setattr(draft_graphs, "memory_counts", lambda: MemoryCounts(0, 0, 0))
     monkeypatch.setattr(draft_graphs, "_WARM_UPS", 1)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)

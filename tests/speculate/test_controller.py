@@ -32,9 +32,11 @@ def decide(
 
 def rate(survival: list[list[float]], drafts: tuple[int, ...], costs: StepCosts, contexts: list[int]) -> float:
     """Tokens a second, written down anew."""
-    rows, total = len(survival), len(survival) + sum(drafts)
+    rows = len(survival)
     size = min(size for size in costs.steps if size >= rows)
-    seconds = min((tokens, s) for tokens, s in costs.steps[size].items() if tokens >= total)[1]
+    seconds = costs.steps[size][size]
+    if any(drafts):
+        seconds = min(s for tokens, s in costs.steps[size].items() if tokens >= size + sum(drafts))
     deepest = max(drafts)
     if deepest and costs.drafter:
         seconds += costs.drafter[size][deepest - 1]
@@ -51,7 +53,7 @@ def cases(draw: st.DrawFn) -> tuple[list[list[float]], StepCosts, list[int], lis
     steps = {}
     for size in (2, 3):
         counts = sorted(draw(st.sets(st.integers(size + 1, size * 4), max_size=4)))
-        stairs = itertools.accumulate([1.0, *draw(st.lists(st.floats(0.0, 0.8), min_size=len(counts), max_size=len(counts)))])
+        stairs = [1.0, *draw(st.lists(st.floats(0.8, 2.5), min_size=len(counts), max_size=len(counts)))]
         steps[size] = dict(zip([size, *counts], stairs, strict=True))
     drafter = {size: tuple(itertools.accumulate([draw(st.floats(0.0, 0.3))] * most)) for size in steps}
     own_s = draw(st.sampled_from((0.0, 1e-3)))
@@ -67,7 +69,7 @@ def test_no_choice_is_better(case: tuple[list[list[float]], StepCosts, list[int]
     survival, costs, limits, contexts = case
     choice = decide(survival, costs, limits=limits, contexts=contexts, credit_s=-math.inf)
     size = min(size for size in costs.steps if size >= len(survival))
-    room = max(costs.steps[size]) - len(survival)
+    room = max(costs.steps[size]) - size
     possible = [d for d in itertools.product(*(range(limit + 1) for limit in limits)) if sum(d) <= room]
     assert choice.drafts in possible and choice.tried == 0
     best = max(rate(survival, drafts, costs, contexts) for drafts in possible)
@@ -92,6 +94,12 @@ def test_tries_stay_within_their_share_of_the_time(
         assert choice.tried == sum(choice.drafts) - sum(alone.drafts) >= 0
         credit_s, extra_s, total_s = choice.credit_s, extra_s + choice.seconds - alone.seconds, total_s + alone.seconds
     assert credit_s >= 0 and extra_s <= TRIED_SHARE * total_s + 1e-9
+
+
+def test_a_larger_step_that_is_faster_is_taken() -> None:
+    costs = StepCosts({4: {4: 1.0, 8: 2.0, 16: 1.5, 32: 3.0}})
+    assert costs.stairs(3).tolist() == [1.0, *[1.5] * 12, *[3.0] * 16]
+    assert [costs.count(4, drafts) for drafts in (0, 1, 4, 12, 13)] == [4, 16, 16, 16, 32]
 
 
 def test_a_stair_is_filled_to_its_edge() -> None:

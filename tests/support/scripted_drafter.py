@@ -34,3 +34,25 @@ class ScriptedDrafter:
         accepted = next((i for i, (t, d) in enumerate(zip(following, drafts, strict=True)) if t != d), len(drafts))
         yields.append(1 + accepted)
         return drafts
+
+
+class BalancedDrafter:
+    """Proposals of any length up to `most`, of which the first so many tokens are right: of all such pairs, those that came
+    seldomest so far. answers: by the request's id up to a dot.
+    """
+
+    def __init__(self, answers: dict[str, list[int]], most: int, vocab_size: int, seed: int = 0) -> None:
+        self.most, self._answers, self._vocab_size, self._rng = most, answers, vocab_size, random.Random(seed)
+        self._came = {(drafts, right): 0 for drafts in range(most + 1) for right in range(drafts + 1)}
+        self._yields: dict[str, list[int]] = {}
+
+    def propose(self, request: Request, output: Sequence[int], unseen: int, most: int) -> tuple[int, ...]:
+        yields = self._yields.setdefault(request.id, [])
+        known = len(output) + (sum(yields[-unseen:]) if unseen and yields else unseen)
+        following = self._answers[request.id.partition(".")[0]][known : known + most]
+        possible = [pair for pair in self._came if pair[0] <= len(following)]
+        drafts, right = min(possible, key=lambda pair: (self._came[pair], self._rng.random()))
+        self._came[drafts, right] += 1
+        yields.append(1 + right)
+        wrong = (token + 1 + self._rng.randrange(self._vocab_size - 1) for token in following[right:drafts])
+        return (*following[:right], *(token % self._vocab_size for token in wrong))

@@ -24,9 +24,10 @@ from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
 from headrace.runner.upload import Span, Upload
 from headrace.runner.verify import DrawnRuns, Verifier
+from headrace.speculate.costs import StepCosts
 from headrace.types import Row
 
-_WARM_UPS = 2
+_WARM_UPS = 1
 _STEP, _IN_TURN, _TOGETHER, _OBSERVE = "step", "in turn", "together", "observe"
 
 
@@ -230,6 +231,7 @@ class DraftGraphs:
 
     def __init__(self, sizes: tuple[int, ...], drafts: int, over: DraftCaptured) -> None:
         self._sizes, self._widths, self._proposer = sizes, draft_widths(drafts), over.proposer
+        self._faster: dict[tuple[int, int], int] = {}
         shapes = [(size, width) for width in reversed((1, *self._widths)) for size in reversed(sizes)]
         self._graphs = {(size, width): DraftGraph(size, width, 1 + drafts, over) for size, width in shapes}
         proposer = self._proposer
@@ -247,6 +249,10 @@ class DraftGraphs:
         for proposal in self._proposals.values():
             proposal.capture(over.memory)
         self.taken = memory_counts().beyond(before)
+
+    def prefer(self, costs: StepCosts) -> None:
+        """Steps with drafts run as the fastest that they fit into from now on."""
+        self._faster = {(size, w): costs.count(size, size * (w - 1)) // size for size in self._sizes for w in self._widths}
 
     @property
     def all(self) -> tuple[DraftGraph, ...]:
@@ -270,6 +276,6 @@ class DraftGraphs:
             return None
         tokens = size + sum(row.draft_count for row in rows)
         width = next(width for width in self._widths if size * width >= tokens) if deferred else 1
-        graph = self._graphs[size, width]
+        graph = self._graphs[size, self._faster.get((size, width), width)]
         updates = sum(len(update.pages) for row in rows for update in row.page_updates)
         return graph if updates <= graph.most_updates else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 Timer = Callable[[Callable[[], object], int], float]
 _CONTEXT, _LONG_CONTEXT = 1024, 16_384
 """Tokens before the rows whose steps are timed; and before a row that shows what a longer context costs."""
-_TIMES, _FEWER_TIMES, _LONG_S = 4, 2, 2.0
-"""Repetitions, and as many from when the measurement has gone on for so long."""
+_TIMES, _MANY_TOKENS = 3, 64
+"""Repetitions, of steps of more tokens one."""
 
 
 def on_device(run: Callable[[], object], times: int) -> float:
@@ -49,22 +48,26 @@ class StepTimes:
 
     @torch.inference_mode()
     def measure(self) -> StepCosts | None:
-        """None where no step is captured. Takes some two seconds for 64 rows of a large model."""
+        """None where no step is captured; otherwise steps run as what they are found to be fastest as. Takes a second or two
+        for 64 rows of a large model.
+        """
         graphs = self.drafting.graphs
         if graphs is None:
             return None
-        begun, near = time.monotonic(), min(_CONTEXT, self.context // 2)
+        near = min(_CONTEXT, self.context // 2)
         steps: dict[int, dict[int, float]] = {}
         drafter: dict[int, tuple[float, ...]] = {}
         with self._occupied():
             for graph in graphs.all:
-                times = _TIMES if time.monotonic() - begun < _LONG_S else _FEWER_TIMES
+                times = _TIMES if graph.tokens <= _MANY_TOKENS else 1
                 steps.setdefault(graph.size, {})[graph.tokens] = self._step_s(graph, near, times)
             for size in steps:
                 drafter[size] = self._drafting_s(size)
             far = min(_LONG_CONTEXT, self.context - 2 * (1 + self.layout.drafts) * (_TIMES + 1))
             slopes = self._slopes(steps[min(steps)], near, far) if far >= 4 * near else (0.0, 0.0)
-        return StepCosts(steps, drafter, near, *slopes)
+        costs = StepCosts(steps, drafter, near, *slopes)
+        graphs.prefer(costs)
+        return costs
 
     def _step_s(self, graph: DraftGraph, context: int, times: int) -> float:
         """At `context` tokens; every row has as many drafts as make up the graph's tokens."""

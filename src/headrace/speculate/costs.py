@@ -18,9 +18,10 @@ class StepCosts:
     """Measured seconds of steps.
 
     steps: for each number of rows that steps run as, token counts that they run as and the seconds of each. A step of R rows
-    and T tokens runs as the first number of rows that is R or more, then the first token count that is T or more. drafter: for
-    the same numbers of rows, seconds to draft 1, 2, ... tokens for each; where it ends is the most drafts of a row. Empty:
-    drafts take no time, and a row has as many as the steps have room for.
+    runs as the first number of rows that is R or more, without drafts as one token each, and with D of them as the fastest of
+    the other token counts that have room for as many tokens and D more. drafter: for the same numbers of rows, seconds to draft
+    1, 2, ... tokens for each; where it ends is the most drafts of a row. Empty: drafts take no time, and a row has as many as
+    the steps have room for.
     context: tokens that the rows had before them in the measurement. context_s, draft_context_s: what a step takes longer for a
     token more before a row, and for a draft of that row besides.
     """
@@ -42,10 +43,16 @@ class StepCosts:
         """Seconds of a step of `rows` rows by its drafts, 0, 1, ... as many as any step of so many rows can have."""
         if rows not in self._stairs:
             size = self._size(rows)
-            counts = sorted(self.steps[size])
-            seconds = [self.steps[size][counts[bisect_left(counts, tokens)]] for tokens in range(rows, counts[-1] + 1)]
+            steps = self.steps[size]
+            seconds = [steps[self.count(size, drafts)] for drafts in range(max(steps) - min(steps) + 1)]
             self._stairs[rows] = np.array(seconds)
         return self._stairs[rows]
+
+    def count(self, size: int, drafts: int) -> int:
+        """The token count that a step of so many drafts runs as, where steps run as `size` rows. A larger one may be faster."""
+        steps, least = self.steps[size], min(self.steps[size])
+        fitting = [count for count in steps if count >= least + drafts and (count > least or not drafts)]
+        return min(fitting, key=lambda count: (steps[count], count)) if drafts else least
 
     def drafting(self, rows: int, most: int) -> Floats:
         """[most + 1]: seconds to draft 0, 1, ... most tokens for each of `rows` rows; infinite where the drafter ends."""

@@ -1,0 +1,58 @@
+"""Costs of steps that are measured at start: what is measured, and that nothing of it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runner.test_drafts import answers, build, compute_what_is_captured, make_requests, one_thread, replays
+from tests.support.tiny import make_tiny_checkpoint
+
+from headrace.runner.step_times import StepTimes
+from headrace.speculate.pace import MeasuredPace
+
+__all__ = ["one_thread"]
+SETTINGS: dict[str, object] = {"max_seqs": 5, "chunk_tokens": 64, "page_tokens": 4, "loop": "overlapped"}
+
+
+class Clock:
+    """Runs what it is to time, and gives each run's seconds: wide steps are fast, and long contexts slow."""
+
+    def __init__(self, drafting: Any) -> None:
+        self._drafting, self.context = drafting, 0
+
+    def __call__(self, run: Callable[[], object], times: int) -> float:
+        at = int(self._drafting.slots.positions[0])
+        run()
+        self.context = max(self.context, at)
+        return times * (1.0 + at / 1000)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "qwen3"])
+def test_measured_steps_leave_nothing_behind(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens behind a measurement are those of an engine without drafts, by steps that run as what was found fastest."""
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", model_type, seed=4)
+    requests = make_requests(20, 100)
+    expected = answers(build(checkpoint, None, **SETTINGS), requests)
+    core = build(checkpoint, None, **SETTINGS, speculate="lookup", draft_tokens=7)
+    runner: Any = core._runner
+    compute_what_is_captured(monkeypatch, runner, 5)
+    clock = Clock(runner._drafting)
+    costs = StepTimes(runner._drafting, runner.layout, 200, clock).measure()
+    assert costs is not None and costs.context == 100 and clock.context >= 100
+    assert {size: sorted(steps) for size, steps in costs.steps.items()} == {
+        size: [size * width for width in (1, 2, 4, 8)] for size in (1, 2, 4, 5)
+    }
+    assert all(len(seconds) == 7 for seconds in costs.drafter.values())
+    slots = runner._drafting.slots
+    assert not slots.positions.any() and not slots.frozen.any() and not slots.pending.any() and not slots.ends.any()
+    assert not runner._tables.entries[:, : runner.layout.slots].any()
+    scheduler: Any = core._scheduler
+    scheduler._drafts._pace = MeasuredPace(5, 7, costs)
+    used = replays(runner._drafting.graphs)
+    found = answers(core, requests)
+    assert {name: (a.tokens, a.end) for name, a in found.items()} == {name: (a.tokens, a.end) for name, a in expected.items()}
+    assert used and torch.isfinite(torch.tensor(scheduler._drafts.gain))
