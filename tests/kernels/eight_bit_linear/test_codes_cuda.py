@@ -147,6 +147,24 @@ def test_tiled_on_a_gpu(codes: torch.dtype, inputs: int, poisoned: None) -> None
     assert torch.equal(tiled.cpu()[written], tile_rows(expected)[written])
 
 
+@pytest.mark.parametrize(
+    ("outputs", "fp8", "int8"),
+    [
+        (34_816, (17, 32, 33, 64), (33, 64)), (16_384, (17, 32, 33, 64), (33, 64)),
+        (5120, (17, 32, 33, 64, 128, 256, 512), (33, 64, 128, 256, 512)),
+    ],
+)
+def test_hoppers_16_bit_kernel_is_taken_where_it_was_faster(
+    outputs: int, fp8: tuple[int, ...], int8: tuple[int, ...]
+) -> None:
+    """On an H200, see docs/decisions/0014-eight-bit-activations.md; on other cards never."""
+    rows = (1, 8, 16, 17, 32, 33, 64, 128, 256, 512, 1024, 2048, 8192)
+    for found, is_fp8 in ((fp8, True), (int8, False)):
+        taken = [n for n in rows if forms.faster_in_sixteen_bits(n, outputs, Card(90, 132, 227 * 1024), fp8=is_fp8)]
+        assert taken == list(found)
+        assert not any(forms.faster_in_sixteen_bits(n, outputs, Card(120, 170, 99 * 1024), fp8=is_fp8) for n in rows)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("codes", CODES, ids=str)
 def test_a_row_with_a_nan_on_a_gpu(codes: torch.dtype) -> None:

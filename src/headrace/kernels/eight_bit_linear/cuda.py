@@ -28,8 +28,6 @@ from headrace.kernels.quantise_rows import cuda as quantise
 MOST_FEW_ROWS = 8
 LEAST_HOPPER_ROWS = {torch.int8: 65, torch.float8_e4m3fn: 33}
 LEAST_FP8_CAPABILITY = 89
-FASTER_IN_SIXTEEN_BITS = range(17, 65)
-"""Rows, on Hopper: its 16-bit kernel shares such work out among all processors."""
 WITH_WGMMA = "hopper_rows"
 
 
@@ -41,8 +39,9 @@ def eight_bit_linear(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype, *, gated_inputs: bool = False
 ) -> Tensor:
     """As the public function, for tiled weights."""
-    capability = card(x.device).capability
-    if not multiplies(packed, codes, capability) or (capability == 90 and len(x) in FASTER_IN_SIXTEEN_BITS):
+    on = card(x.device)
+    faster = forms.faster_in_sixteen_bits(len(x), len(packed), on, fp8=codes != torch.int8)
+    if faster or not multiplies(packed, codes, on.capability):
         return in_sixteen_bits(x, packed, scale, zero, codes, gated_inputs=gated_inputs)
     return on_codes(x, packed, scale, zero, codes, gated_inputs=gated_inputs)
 

@@ -122,3 +122,21 @@ def hopper_rows_form(rows: int, formats: Formats, card: Card) -> HopperRows:
     while form.shared_bytes(formats) + _HOPPER_STATIC_BYTES > card.shared_bytes:
         form = replace(form, stages=form.stages - 1)
     return form
+
+
+_LEAST_HOPPER_ROWS = 65
+_LEAST_SIXTEEN_BIT_ROWS = {False: 33, True: 17}
+"""Of int8 and of fp8."""
+_LEAST_BUSY = 0.65
+"""Of the processors, while tiles of products of codes are multiplied."""
+
+
+def faster_in_sixteen_bits(rows: int, outputs: int, card: Card, *, fp8: bool) -> bool:
+    """Whether Hopper's 16-bit kernel, which gives every processor a share of any work, is faster than products of codes."""
+    if card.capability != 90:
+        return False
+    if rows < _LEAST_HOPPER_ROWS:
+        return rows >= _LEAST_SIXTEEN_BIT_ROWS[fp8]
+    tiles = -(-rows // 128) * -(-outputs // BLOCK_OUTPUTS)
+    rounds = -(-tiles // card.processors)
+    return tiles < _LEAST_BUSY * rounds * card.processors
