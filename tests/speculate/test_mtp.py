@@ -61,13 +61,13 @@ class Head:
     def at(self, places: Tensor) -> Tensor:
         return self.table[0, places // 3] * 3 + places % 3
 
-    def keep(self, embedded: Tensor, hidden: Tensor, first: int) -> None:
+    def keep(self, tokens: Tensor, embedding: Tensor, hidden: Tensor, first: int) -> None:
         places = torch.arange(first, first + len(hidden))
-        self.module.keep(embedded, hidden, places, self.pools, self.at(places))
+        self.module.keep(self.module.join(tokens, embedding, hidden), places, self.pools, self.at(places))
 
-    def apply(self, embedded: Tensor, hidden: Tensor, place: int) -> Tensor:
-        places = torch.tensor([place])
-        return self.module(embedded, hidden, places, self.pools, self.table, self.at(places))
+    def apply(self, token: Tensor, embedding: Tensor, hidden: Tensor, place: int) -> Tensor:
+        places, x = torch.tensor([place]), self.module.join(token[None], embedding, hidden[None])
+        return self.module(x, places, self.pools, self.table, self.at(places))
 
 
 def drawn(spec: ModelSpec, tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,9 +91,9 @@ def test_it_is_the_formula_whatever_was_kept_before(name: str) -> None:
     )
     for before in (0, 1, 2, 3, 7, 22):
         head = Head(module_of(spec, tensors, torch.float32), len(hidden), before)
-        head.keep(embedding[following[:before]], hidden[:before], 1)
+        head.keep(following[:before], embedding, hidden[:before], 1)
         for position in range(before, min(before + 2, len(hidden))):
-            found = head.apply(embedding[following[position]][None], hidden[position][None], position + 1)
+            found = head.apply(following[position], embedding, hidden[position], position + 1)
             assert (found[0] - expected[position]).abs().max() <= 1e-4, (before, position)
 
 
@@ -121,7 +121,7 @@ def test_it_is_the_layer_of_transformers(name: str) -> None:
     expected = layer(embedding[following][None], hidden[None], turned, mask, positions, None)[0]
     head = Head(module_of(spec, tensors, torch.float32), len(hidden))
     for position in range(len(hidden)):
-        found = head.apply(embedding[following[position]][None], hidden[position][None], position + 1)
+        found = head.apply(following[position], embedding, hidden[position], position + 1)
         assert (found[0] - expected[position]).abs().max() <= 1e-4, position
 
 

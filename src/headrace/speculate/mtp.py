@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace.kernels.angles import angles
+from headrace.kernels.joined_norms import Before, joined_norms, keep_last
 from headrace.kernels.linear import linear
 from headrace.kernels.paged_attention import plan_rows
 from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.qk_norm_rope_kv_write import Heads
-from headrace.kernels.rms_norm import Activations, finished
+from headrace.kernels.rms_norm import Activations, NormWeight, finished
 from headrace.layers.arena import settle
 from headrace.layers.attention import Attention
 from headrace.layers.batch import Pools
@@ -38,8 +39,6 @@ from headrace.types import Admission
 
 FIRST_PLACE = 1
 """Where the head's keys and values begin in a sequence's pages."""
-_SLICE_TOKENS = 1024
-"""So many tokens of a prompt are taken in at once, which bounds the workspace."""
 
 
 def build_mtp(
@@ -85,12 +84,16 @@ class MtpModule(nn.Module):
                 module.prepare()
         self.layer.tell_norms()
 
-    def keep(self, embedded: Tensor, hidden: Tensor, places: Tensor, pools: Pools, write_at: Tensor) -> None:
-        """Keys and values of the tokens at `places` [T], 1 or later, to write_at [T] of the layer's pools. embedded, hidden
-        [T, hidden]: the tokens' embeddings, and the target's hidden states before them.
-        """
+    def join(self, tokens: Tensor, table: Tensor, hidden: Tensor, before: Before | None = None) -> Tensor:
+        """x [T, hidden] of tokens [T], whose embeddings are in table, and of hidden states, see kernels.joined_norms."""
+        token_norm, hidden_norm = (NormWeight(n.weight, n.eps, n.offset) for n in (self.embedding_norm, self.hidden_norm))
+        x: Tensor = self.fc(joined_norms(tokens, table, hidden, token_norm, hidden_norm, before))
+        return x
+
+    def keep(self, x: Tensor, places: Tensor, pools: Pools, write_at: Tensor) -> None:
+        """Keys and values of the tokens at `places` [T], 1 or later, to write_at [T] of the layer's pools."""
         attention = self.attention
-        normed = self.layer.mixer_norm(self._joined(embedded, hidden))
+        normed = self.layer.mixer_norm(x)
         weight, heads = attention.qkv.plain_weight, attention.heads
         if weight is None:
             projected: Tensor = attention.qkv(normed)
@@ -99,15 +102,12 @@ class MtpModule(nn.Module):
             projected, heads = linear(normed, weight[-alone.width :]), alone
         attention.store(projected, heads, self._angles(places), pools, write_at)
 
-    def forward(
-        self, embedded: Tensor, hidden: Tensor, places: Tensor, pools: Pools, page_table: Tensor, write_at: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, places: Tensor, pools: Pools, page_table: Tensor, write_at: Tensor) -> Tensor:
         """What the head makes of R tokens, each the last of its row, [R, hidden]: the others are kept, as these are here.
 
-        page_table [R, pages]: of the rows, in the layer's group. Otherwise as `keep`.
+        page_table [R, pages]: of the rows, in the layer's group.
         """
         attention, rows = self.attention, len(places)
-        x = self._joined(embedded, hidden)
         qkv: Tensor = attention.qkv(self.layer.mixer_norm(x))
         q = attention.store(qkv, attention.heads, self._angles(places), pools, write_at)
         keys = pools.keys[attention.index]
@@ -119,12 +119,9 @@ class MtpModule(nn.Module):
         made: tuple[Activations, Tensor] = self.layer.mlp(normed, x, self.norm)
         return finished(made[0])
 
-    def _joined(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        return self.fc(torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden)], 1))  # type: ignore[no-any-return]
-
     def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the positions that hidden states come from."""
-        return angles((places - FIRST_PLACE).clamp(min=0), self._frequencies, self._wide)
+        """Of the positions that hidden states come from: -1 for place 0, whose key nobody reads."""
+        return angles(places - FIRST_PLACE, self._frequencies, self._wide)
 
 
 class MtpDrafter:
@@ -164,16 +161,10 @@ class MtpDrafter:
 
     def observe(self, seen: Seen) -> None:
         batch = seen.batch
-        first = batch.row_offsets[:-1].long()
-        before = seen.final.roll(1, 0).index_copy_(0, first, self._hidden[batch.slots])  # [T, hidden]
-        for begin in range(0, len(before), _SLICE_TOKENS):
-            part = slice(begin, begin + _SLICE_TOKENS)
-            embedded = self._decoder.embedding(batch.tokens[part])
-            self._module.keep(
-                embedded, before[part], batch.positions[part], self._pools, batch.write_at[self._group][part]
-            )
-        last = (first + seen.kept - 1).clamp(min=0)
-        self._hidden.index_copy_(0, batch.slots, seen.final[last])
+        before = Before(batch.row_offsets, batch.slots, self._hidden)
+        x = self._module.join(batch.tokens, self._decoder.embedding.weight, seen.final, before)
+        self._module.keep(x, batch.positions, self._pools, batch.write_at[self._group])
+        keep_last(before, seen.kept, seen.final)
 
     def propose(self, asked: Asked) -> Proposal:
         table = asked.page_tables[self._group]
@@ -183,7 +174,8 @@ class MtpDrafter:
             # Rows that want fewer have no pages there: they stay where they are, and write to the padding page.
             places = (asked.positions + (asked.counts - 1).clamp(0, draft)).clamp(min=FIRST_PLACE)
             at = self._write_at(table, places, draft < asked.counts)
-            hidden = self._module(self._decoder.embedding(tokens), hidden, places, self._pools, table, at)
+            x = self._module.join(tokens, self._decoder.embedding.weight, hidden)
+            hidden = self._module(x, places, self._pools, table, at)
             tokens = asked.draw(self._scores(hidden), draft, among)
             drafts.append(tokens)
         return Proposal(torch.stack(drafts, 1))
