@@ -69,13 +69,19 @@ def answer(built: BuiltEngine, kind: str, prompts: Sequence[tuple[int, ...]]) ->
     return list(found.values())
 
 
+def tell_late(caplog: pytest.LogCaptureFixture) -> None:
+    """Kernels that the start should have compiled; none where a cache on disk has them."""
+    late = [record.getMessage() for record in caplog.records if record.name == "headrace.kernels.late"]
+    print("\n    ".join((f"  {len(late)} kernels compiled while serving", *late)), flush=True)
+
+
 def start_note(built: BuiltEngine) -> str:
     return next(note for note in built.info.notes if note.startswith("start: "))
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_nothing_more_is_taken_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_more_is_taken_after_the_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """64 users, long prompts beside those that decode, every sampling option, prefixes found on the device and in host memory.
 
     PyTorch asks the device for nothing more, and what the driver counts for the process is what was planned, but for the
@@ -105,6 +111,7 @@ def test_nothing_more_is_taken_after_the_start(monkeypatch: pytest.MonkeyPatch) 
     stats = built.core.stats()
     print(f"  {stats.prefix_hits_total} prefixes found, {stats.restores_total} of them in host memory")
     assert stats.prefix_hits_total > stats.restores_total > 0
+    tell_late(caplog)
     taken = process.bytes() - context_bytes
     print(f"  taken {taken:,} of {planned:,} planned: {taken / planned:.2%}; with the context {process.bytes():,}")
     assert abs(taken / planned - 1) < 0.01
@@ -123,7 +130,9 @@ def check_parts(built: BuiltEngine) -> None:
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.parametrize(("format", "drafts"), [("w4a16", 3), ("bf16", 0)])
-def test_a_gpu_is_filled_as_planned(format: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_filled_as_planned(
+    format: str, drafts: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """--verify-fit, and requests afterwards: they take no more than steps are planned to."""
     done, drafter = Progress(), FixedDrafts(drafts) if drafts else None
     built = build(
@@ -139,6 +148,7 @@ def test_a_gpu_is_filled_as_planned(format: str, drafts: int, monkeypatch: pytes
     answer(built, "r", [prompt(n, 700 + 130 * n) for n in range(24)])
     most, (planned, _) = torch.cuda.max_memory_allocated() - held_bytes, built.memory["workspace"]
     done(f"24 requests: {most:,} bytes of {planned:,} planned for a step")
+    tell_late(caplog)
     assert most < planned
     assert Held.now() == started
     built.core.close()
