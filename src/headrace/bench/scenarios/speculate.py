@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MIXED = "mixed"
 _LEARNING, _SETTLING = 100, 10
 """Steps before those that are timed: of the controller, and of fixed numbers."""
+_LEAST_STEPS = 40
 _CONTEXT = 1024
 
 
@@ -79,13 +80,13 @@ def _measure(engine: SpeculatingEngine, settings: Settings, users: int, chance: 
     from headrace.bench.speculating import expected
 
     chances = [0.95 * (user % 2) for user in range(users)] if chance == _MIXED else [float(chance)] * users
-    steps = max(40, settings.tokens // users)
+    steps = max(_LEAST_STEPS, settings.tokens // users)
     found: dict[str, Any] = {"users": users, "acceptance": chance, "ways": []}
     for drafts in (*(settings.drafts or (0, 3, 7)), None):
         learning = _LEARNING if drafts is None else _SETTLING
         run = engine.measure(chances, drafts, _CONTEXT, learning, steps)
         simulated = expected(chances, drafts, engine.costs, engine.most, learning, steps)
-        found["ways"].append({"drafts": drafts, **asdict(run), "expected_tokens_per_s": simulated})
+        found["ways"].append({"fixed": drafts, **asdict(run), "expected_tokens_per_s": simulated})
         console.print(
             f"{users:3} users, {chance:>5} accepted, {'controller' if drafts is None else f'{drafts} drafts':>10}: "
             f"{run.tokens_per_s:7.0f} tokens/s, {run.tokens_per_s / simulated:.3f} of what is expected; "
