@@ -107,6 +107,8 @@ def test_drafters_have_their_lines() -> None:
     assert line(mtp, "state slots") - line(off, "state slots") == 4 * 5120 * 2
     assert line(mtp, "wide weights mtp") == 2 * (5 * 5120 + 2 * 256)
     assert line(dflash, "weights dflash") == 2 * 1_924_404_480
+    tokens = 4 * 8 + 2048 - 4 * 8  # a chunk, less what decodes beside it
+    assert line(dflash, "drafter workspace") == (tokens * 5 + 512 * 7) * 5120 * 2
     window = 41_943_040 + 2048 * 8  # and which token is at each place
     assert line(dflash, "wide weights dflash") == 2 * (2 * 5120 + 5 * (2 * 5120 + 2 * 128))
     assert line(dflash, "state slots") - line(off, "state slots") == 4 * window

@@ -15,6 +15,7 @@ from headrace.hardware import Hardware
 from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.fingerprint import cache_fingerprint, weights_digest
+from headrace.plan.hf_directory import open_directory
 from headrace.plan.prefix_cache import block_pages
 from headrace.scheduler.ssd_tier import SsdSettings
 
@@ -42,7 +43,17 @@ def ssd_settings(
     assert pools is not None and prefixes.host is not None
     block = block_pages(sum(prefixes.page_bytes))
     weights = _random_digest(config, hardware) if config.random_weights else weights_digest(model.checkpoint)
-    return SsdSettings(SsdCopies(pools, store), cache_fingerprint(weights, dtypes, prefixes.host, f"blocks of {block}"), block)
+    part = f"blocks of {block}{_drafter_part(model, config)}"
+    return SsdSettings(SsdCopies(pools, store), cache_fingerprint(weights, dtypes, prefixes.host, part), block)
+
+
+def _drafter_part(model: Model, config: EngineConfig) -> str:
+    """Of what a drafter adds to pages and states: its shape, and its weights where they are not the model's."""
+    kept = model.spec.drafter
+    if kept is None or not (kept.attention or kept.states):
+        return ""
+    own = weights_digest(open_directory(Path(config.drafter), tokenizer=False)).hex() if config.drafter else ""
+    return f", {kept} {own}"
 
 
 def _random_digest(config: EngineConfig, hardware: Hardware) -> bytes:

@@ -28,6 +28,8 @@ from headrace.plan.mtp import mtp_cache, mtp_head
 
 Method = Literal["off", "lookup", "mtp", "dflash"]
 RING_TOKENS = 64
+KEPT_TOGETHER = 512
+"""Tokens of a prompt whose tapped hidden states lie side by side at once."""
 _LOOKUP_DRAFTS = 7
 _MTP_DRAFTS = 4
 
@@ -52,6 +54,11 @@ class DrafterMemory:
     def slot_bytes(self, hidden: int, dtypes: Dtypes) -> int:
         """Of one slot: hidden states that wait, and whose they are."""
         return RING_TOKENS * (self.taps * hidden * itemsize(dtypes.compute) + 8) if self.taps else 0
+
+    def step_bytes(self, tokens: int, hidden: int, dtypes: Dtypes) -> int:
+        """Of a step of so many tokens: hidden states that are tapped, and what is made of them side by side."""
+        together = min(tokens, KEPT_TOGETHER) * (self.taps + 2)
+        return (tokens * self.taps + together) * hidden * itemsize(dtypes.compute) if self.taps else 0
 
     def bytes_per_token(self, dtypes: Dtypes) -> int:
         """Keys and values of every token of the context."""

@@ -7,11 +7,14 @@ from typing import cast
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.plan.budget import DEFAULT_MAX_SEQS
 from headrace.plan.checkpoint import Model
 from headrace.plan.draft_memory import lookup_bytes
 from headrace.plan.drafters import RING_TOKENS, DrafterMemory, Method, drafter_memory
 from headrace.plan.dtypes import Dtypes
-from headrace.plan.extras import Extras
+from headrace.plan.execution import FAST_CHUNK_TOKENS
+from headrace.plan.extras import BudgetLine, Extras
+from headrace.plan.workspace import step_tokens
 
 VOCABULARY_STEP = 128
 """Whole tiles of the model's head, however it is stored."""
@@ -46,7 +49,13 @@ def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: 
     why = f"{drafter.taps} hidden states of each token that waits to be taken in, {RING_TOKENS} at most"
     if drafter.method == "lookup":
         slot_bytes, why = lookup_bytes(looked_up(model, config)), "the sequence's tokens, to look drafts up in"
-    return Extras(lines=drafter.lines, slot_bytes=slot_bytes, slot_why=why)
+    tokens = step_tokens(
+        config.chunk_tokens or FAST_CHUNK_TOKENS, config.max_seqs or DEFAULT_MAX_SEQS, drafter.drafts
+    )
+    step = drafter.step_bytes(tokens, model.spec.hidden, dtypes)
+    work = f"hidden states behind {drafter.taps} layers, of {tokens} tokens of a step"
+    lines = (*drafter.lines, *([BudgetLine("drafter workspace", step, work)] if step else []))
+    return Extras(lines=lines, slot_bytes=slot_bytes, slot_why=why)
 
 
 def looked_up(model: Model, config: EngineConfig) -> int:

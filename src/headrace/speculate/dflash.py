@@ -23,7 +23,7 @@ from headrace.kernels.top_tokens import top_tokens
 from headrace.layers.arena import Arena, in_one_piece
 from headrace.layers.block_attention import Rotary
 from headrace.layers.rope import frequencies
-from headrace.plan.drafters import RING_TOKENS
+from headrace.plan.drafters import KEPT_TOGETHER, RING_TOKENS
 from headrace.plan.workspace import LOGIT_ROWS
 from headrace.speculate.dflash_model import DFlashModel
 from headrace.speculate.drafter import Asked, Proposal, Seen, Surroundings
@@ -31,8 +31,6 @@ from headrace.types import Admission
 
 _TOGETHER = 256
 """Waiting tokens that a proposal takes at once, if that is more than a block of each row: reading the weights takes as long."""
-_KEPT_TOGETHER = 512
-"""Tokens of a prompt whose hidden states lie side by side at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ class DFlashDrafter:
     def _keep_prompts(self, taps: tuple[Tensor, ...], slots: Tensor, positions: Tensor, ends: Tensor) -> None:
         """The same for rows of any length: of each row what the window has room for behind `ends` [T]."""
         kept = (positions >= 0) & (positions >= ends - self._size)
-        for part in _slices(len(positions), _KEPT_TOGETHER):
+        for part in _slices(len(positions), KEPT_TOGETHER):
             tapped = torch.cat([states[part] for states in taps], 1)
             self._keep(tapped, slots[part], positions[part], kept[part])
 

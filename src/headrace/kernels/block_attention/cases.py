@@ -53,17 +53,19 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         part[[slot for slot in range(slots) if slot not in where.tolist()]] = math.nan
     q, k, v = (torch.randn(tokens, h, case.dim, generator=rng).to(dtype) for h in (case.heads, case.kv_heads, case.kv_heads))
     return {
-        "q": 2 * q, "k": k, "v": v, "ring": KeyRing(keys.to(dtype), values.to(dtype), positions), "slots": where,
+        "q": 2 * q, "k": k, "v": v, "keys": keys.to(dtype), "values": values.to(dtype), "positions": positions, "slots": where,
         "starts": torch.tensor(case.starts, dtype=torch.int64), "window": case.window, "scale": case.dim**-0.5,
     }
 
 
 def run(op: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
-    return (op.block_attention(**given),)
+    ring = KeyRing(*(given.pop(name) for name in ("keys", "values", "positions")))
+    return (op.block_attention(**given, ring=ring),)
 
 
 def slow(
-    *, q: Tensor, k: Tensor, v: Tensor, ring: KeyRing, slots: Tensor, starts: Tensor, window: int, scale: float
+    *, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, positions: Tensor, slots: Tensor, starts: Tensor,
+    window: int, scale: float,
 ) -> tuple[Tensor, ...]:
     out, block = torch.zeros(q.shape, dtype=torch.float64), len(q) // max(1, len(slots))
     group = q.shape[1] // k.shape[1]
@@ -71,11 +73,11 @@ def slow(
         row, inside = divmod(token, block)
         slot, start = int(slots[row]), int(starts[row])
         seen = [p for p in range(max(0, start + inside - window + 1), start)
-                if int(ring.positions[slot, p % ring.keys.shape[1]]) == p + 1]
-        at = [p % ring.keys.shape[1] for p in seen]
+                if int(positions[slot, p % keys.shape[1]]) == p + 1]
+        at = [p % keys.shape[1] for p in seen]
         for head in range(q.shape[1]):
             own, mine = head // group, slice(row * block, row * block + block)
-            keys = torch.cat((ring.keys[slot, at, own], k[mine, own])).double()
-            values = torch.cat((ring.values[slot, at, own], v[mine, own])).double()
-            out[token, head] = torch.softmax(scale * keys @ q[token, head].double(), 0) @ values
+            all_keys = torch.cat((keys[slot, at, own], k[mine, own])).double()
+            all_values = torch.cat((values[slot, at, own], v[mine, own])).double()
+            out[token, head] = torch.softmax(scale * all_keys @ q[token, head].double(), 0) @ all_values
     return (out,)

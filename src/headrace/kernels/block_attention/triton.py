@@ -60,7 +60,7 @@ def _parts(
     oldest = start + m // GROUP - window  # the newest position that is not seen
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     top, total = tl.full((BLOCK_M,), float("-inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    steps = tl.cdiv(tl.cdiv(size, STEP), PARTS)
+    steps = tl.cdiv(tl.cdiv(tl.minimum(size, start), STEP), PARTS)  # of short sequences only the first places have tokens
     for step in range(part * steps, part * steps + steps):
         place = step * STEP + tl.arange(0, STEP)
         position = tl.load(positions + slot * size + place, mask=place < size, other=0).to(tl.int32) - 1
