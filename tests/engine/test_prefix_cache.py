@@ -123,6 +123,22 @@ def test_hit_equals_miss_in_every_case(checkpoint: Path) -> None:
     check(checkpoint, [(chunk, case) for chunk in CHUNKS for case in CASES])
 
 
+def test_a_whole_prompt_asked_again(checkpoint: Path) -> None:
+    """All but its last token is there the second time, whose row is one that decodes; with its neighbours' salts in between."""
+    rng = random.Random(13)
+    prompts = [[rng.randrange(3, 250) for _ in range(rng.choice((1, 2, 3, PAGE, PAGE + 1, 40, 97)))] for _ in range(8)]
+    params = [replace(kind, seed=3, max_tokens=5, ignore_eos=True, logprobs=0) for kind in KINDS * 2]
+    with LLM(checkpoint, device="cpu", dtype="float64", prefix_cache="off", chunk_tokens=32, **SETTINGS) as llm:
+        cold = llm.generate(prompts, params)
+    with LLM(checkpoint, device="cpu", dtype="float64", chunk_tokens=32, **SETTINGS) as llm:
+        for turn in range(3):
+            for prompt, each, expected in zip(prompts, params, cold, strict=True):
+                (found,) = llm.generate([prompt], replace(each, cache_salt=f"{each.temperature}{len(prompt)}"))
+                assert found.tokens == expected.tokens and found.logprobs and expected.logprobs
+                assert found.logprobs[0].logprob == pytest.approx(expected.logprobs[0].logprob, abs=1e-9)
+                assert turn == 0 or found.cached_tokens == len(prompt) - 1 or windowed(llm)
+
+
 def check_host(checkpoint: Path, pairs: Sequence[tuple[int, Case]]) -> None:
     """What is shared was computed and has made room for something else before all are asked at once."""
     settings = {**SETTINGS, "context": 248, "gpu_checkpoint_bytes": 60_000}
