@@ -201,9 +201,9 @@ def run_drafts(
     if replay:
         graph._run(draft_graphs._STEP)
         graph._run(kind)
-        (_, hidden), drawn = graph._made[draft_graphs._STEP], graph._made[kind]
+        (_, hidden, *_), drawn = graph._made[draft_graphs._STEP], graph._made[kind]
     else:
-        runs, hidden = graph._compute()
+        runs, hidden, *_ = graph._compute()
         drawn = graph._finish(kind, runs, hidden)
     begins = graph._begins if together else tuple(range(graph.size))
     results = list(replace(drawn, emitted=drawn.emitted[:count], begins=begins[:count]).results())
