@@ -134,7 +134,7 @@ def _variant(compute: str, kv: str, heads: Heads, half: int, *, normed: bool) ->
     scales: Mapping[str, str] = {} if kind is FLOATS else {"key_scales": "*fp16", "value_scales": "*fp16"}
     absent = {"query_weight", "key_weight", "key_scales", "value_scales"} - present.keys() - scales.keys()
     return Variant(
-        f"{compute}-{kv}-{heads.dim}{'-normed' if normed else ''}",
+        f"{compute}-{kv}-{heads.dim}{'-normed' if normed else ''}{'' if heads.queries else '-keys-alone'}",
         norm_rotate_write,
         {"qkv": f"*{compute}", "cos": "*fp32", "sin": "*fp32", "q": f"*{compute}", "keys": pool, "values": pool,
          "write_at": "*i64", "eps": "fp32", "offset": "fp32", **present, **scales},
