@@ -112,6 +112,8 @@ def test_a_restart_goes_on_where_it_was(checkpoint: Path, tmp_path: Path) -> Non
     for turns in range(1, 5):
         with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
             assert any("in host memory" in note for note in llm.info.notes)
+            (note,) = (note for note in llm.info.notes if note.startswith("ssd cache"))
+            assert note.startswith("ssd cache: 0 of 68,719,476,736 bytes in") == (turns == 1)
             found = conversation(llm, turns, 1)
         assert [each.tokens for each in found] == [each.tokens for each in cold[:turns]]
         assert turns == 1 or found[0].cached_tokens >= 60 - 16
@@ -266,7 +268,8 @@ def test_what_a_killed_server_has_written_is_there(checkpoint: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("settings", "why"),
-    [({"ssd_cache_bytes": 0}, "ssd_cache_bytes must be 1 or more"), ({"ssd_cache_bytes": 9}, "fewer than the .* of one entry")],
+    [({"ssd_cache_bytes": 0}, "ssd_cache_bytes must be 1 or more"), ({"ssd_cache_bytes": 9}, "fewer than the .* of one entry"),
+     ({"ram_cache_bytes": 9}, "host memory on the way, and ram_cache_bytes 9 are too few")],
 )
 def test_too_few_bytes_are_refused(checkpoint: Path, tmp_path: Path, settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):

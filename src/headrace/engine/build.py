@@ -15,7 +15,7 @@ from headrace.engine.core import EngineCore
 from headrace.engine.device_drafters import drafter_maker
 from headrace.engine.model_source import find_model
 from headrace.engine.shared_gpu import budget_beside_others
-from headrace.engine.ssd_cache import open_store, ssd_settings
+from headrace.engine.ssd_cache import open_store, ssd_note, ssd_settings
 from headrace.engine.start import Start, planned_workspace
 from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
@@ -106,6 +106,8 @@ def build_engine(
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
     info = _describe(model, config, budget, dtypes, hardware, drafting, start)
+    if core.outlived:
+        info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes)))
     return BuiltEngine(core, info, runner, start.memory(budget))
 
 
@@ -244,8 +246,8 @@ def _describe(
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
         notes=(
-            *dtypes.notes, *execution.notes, *_drafting_notes(drafting), *budget.notes, kept, *_unused(model.weight_map),
-            *start.notes(budget),
+            *dtypes.notes, *execution.notes, *_drafting_notes(drafting), *budget.notes, kept,
+            *_unused(model.weight_map, drafting), *start.notes(budget),
         ),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
@@ -256,7 +258,8 @@ def _drafting_notes(drafting: DrafterMemory) -> tuple[str, ...]:
     return (f"speculate: {drafting.method}{drafts}",)
 
 
-def _unused(weights: WeightMap) -> list[str]:
+def _unused(weights: WeightMap, drafting: DrafterMemory) -> list[str]:
     """What the checkpoint holds and this engine does not load."""
     notes = [f"left out: {reason} ({len(sources)} tensors)" for reason, sources in weights.left_out]
-    return notes + ([f"not used yet: {len(weights.kept)} tensors kept for drafting"] if weights.kept else [])
+    head = f"not used: {len(weights.kept)} tensors of the multi-token head, which --speculate mtp drafts with"
+    return notes + ([head] if weights.kept and drafting.method != "mtp" else [])

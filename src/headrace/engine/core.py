@@ -134,6 +134,11 @@ class EngineCore:
         if idle and not events and self._open and not self._scheduler.wait(_READ_WAIT_S):
             raise HeadraceError(f"{len(self._open)} requests are unfinished but the scheduler plans nothing")
 
+    @property
+    def outlived(self) -> bool:
+        """Whether something of what is computed outlives the engine."""
+        return self._scheduler.outlived
+
     def stats(self) -> EngineStats:
         return self._scheduler.stats()
 

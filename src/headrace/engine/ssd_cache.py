@@ -25,12 +25,20 @@ if TYPE_CHECKING:
 
 def open_store(config: EngineConfig, prefixes: PrefixSettings | None) -> SsdStore | None:
     """The store in the directory that is asked for, if anything can be kept there. Raises ConfigError."""
-    if not config.ssd_cache or prefixes is None or prefixes.host is None:
+    if not config.ssd_cache or prefixes is None:
         return None
+    if prefixes.host is None:
+        given = config.ram_cache_bytes
+        raise ConfigError(f"ssd_cache: it needs host memory on the way, and ram_cache_bytes {given:,} are too few")
     largest = block_pages(sum(prefixes.page_bytes)) * sum(prefixes.page_bytes) + prefixes.checkpoint_bytes
     if config.ssd_cache_bytes < largest:
         raise ConfigError(f"ssd_cache_bytes: {config.ssd_cache_bytes:,} are fewer than the {largest:,} of one entry")
     return SsdStore(StoreSettings(Path(config.ssd_cache).absolute(), config.ssd_cache_bytes))
+
+
+def ssd_note(config: EngineConfig, there_bytes: int) -> str:
+    """What the directory has. there_bytes: of entries, of all models."""
+    return f"ssd cache: {there_bytes:,} of {config.ssd_cache_bytes:,} bytes in {config.ssd_cache}"
 
 
 def ssd_settings(
