@@ -19,6 +19,7 @@ from headrace.config import EngineConfig
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.model_source import find_model
 from headrace.errors import CheckpointError, ConfigError
+from headrace.plan import prefix_cache
 from headrace.speculate.drafter import Asked, Proposal
 from headrace.speculate.pace import FixedPace
 from headrace.types import EngineStats, Request, SamplingParams
@@ -128,17 +129,24 @@ class Recorded:
         return tokens[request.id], self.proposals, told[request.id][0]
 
 
-@pytest.mark.parametrize("tier", ["device", "host"])
-def test_proposals_behind_a_cached_prefix_are_those_of_a_cold_run(hybrid: Path, tier: str) -> None:
+@pytest.mark.parametrize("tier", ["device", "host", "ssd"])
+def test_proposals_behind_a_cached_prefix_are_those_of_a_cold_run(
+    hybrid: Path, tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two conversations, of which either goes on where its last answer ended, at every residue of a page. Host: there is room
-    for one of them on the device.
+    for one of them on the device. SSD: every turn in an engine of its own.
     """
+    monkeypatch.setattr(prefix_cache, "MOST_BLOCK_PAGES", 1)
     settings: dict[str, Any] = {"context": 212, "max_seqs": 1, "chunk_tokens": 40}
     settings["gpu_checkpoint_bytes"] = 400_000 if tier == "device" else 60_000
     lines = dict(engine(hybrid, 3, prefix_cache="on", **settings).info.budget)
     room = sum(lines[name] for name in ("kv pages 0", "state slots", "gpu checkpoints"))
-    more = {"cache_bytes": 8 * room} if tier == "device" else {"cache_bytes": room, "ram_cache_bytes": 4_000_000}
-    warm, cold = Recorded(engine(hybrid, 3, prefix_cache="on", **settings, **more)), Recorded(engine(hybrid, 3, **settings))
+    settings_of: dict[str, dict[str, Any]] = {
+        "device": {"cache_bytes": 8 * room}, "host": {"cache_bytes": room, "ram_cache_bytes": 4_000_000},
+        "ssd": {"cache_bytes": room, "ssd_cache": str(tmp_path / "ssd")},
+    }
+    more = {"prefix_cache": "on", **settings, **settings_of[tier]}
+    warm, cold = Recorded(engine(hybrid, 3, **more)), Recorded(engine(hybrid, 3, **settings))
     known: dict[str, list[int]] = {"a": [], "b": []}
     resumed = []
     for turn in range(10):
@@ -151,6 +159,9 @@ def test_proposals_behind_a_cached_prefix_are_those_of_a_cold_run(hybrid: Path, 
         assert {position: found[position] for position in both} == {position: meant[position] for position in both}
         known[name] += tokens
         resumed.append(cached)
+        if tier == "ssd":
+            warm.built.core.close()
+            warm = Recorded(engine(hybrid, 3, **more))
     assert resumed[:2] == [0, 0] and {count % PAGE for count in resumed[2:]} == set(range(PAGE))
     assert (warm.built.core.stats().restores_total >= 2) == (tier == "host")
 
