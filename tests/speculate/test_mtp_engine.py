@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.compressed import Scheme, compress
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace.config import EngineConfig
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.model_source import find_model
 from headrace.errors import CheckpointError, ConfigError
+from headrace.layers.linear import Linear
 from headrace.plan import prefix_cache
 from headrace.speculate.drafter import Asked, Proposal
 from headrace.speculate.pace import FixedPace
@@ -206,6 +208,21 @@ def test_tensors_that_do_not_fit_are_named_with_both_shapes(tmp_path: Path) -> N
         with pytest.raises(CheckpointError, match=message):
             engine(path, 3)
         generate(engine(path, 0), prompts(1))
+
+
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(8, 0, packed=False)], ids=["4 bits", "8 bits"])
+def test_a_quantised_head_proposes_what_its_dequantised_weights_do(tmp_path: Path, scheme: Scheme) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "linear_value_head_dim": 16}
+    packed, plain = (make_tiny_checkpoint(tmp_path / name, config=sizes, mtp=True) for name in ("packed", "plain"))
+    meant = compress(packed, scheme, lambda name: "in_proj_a" not in name and "in_proj_b" not in name)
+    save_file({name: tensor.double() for name, tensor in meant.items()}, plain / "model.safetensors", metadata={"format": "pt"})
+    here, there = (Recorded(engine(path, 3)) for path in (packed, plain))
+    assert here.built.runner._drafting is not None
+    formats = {str(module.format) for module in here.built.runner._drafting.proposer.drafter._module.modules()  # type: ignore
+               if isinstance(module, Linear)}
+    assert any("LowBit" in format for format in formats)
+    for request in prompts(3):
+        assert here.answer(request) == there.answer(request)
 
 
 @pytest.mark.gpu
