@@ -1,7 +1,7 @@
 """Thousands of requests of mixed length over HTTP on a tiny hybrid that never has enough pages, with clients that leave.
 
-Many begin alike, so prefixes are kept, evicted, and brought back from host memory. Every answer is compared with what the same
-request yields alone, in process, without a prefix cache; at the end nothing is held and memory is flat.
+Many begin alike, so prefixes are kept, evicted, and brought back from host memory and SSD. Every answer is compared with what
+the same request yields alone, in process, without a prefix cache; at the end nothing is held and memory is flat.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SERVED = {
     "cache_bytes": (SEQUENCES + KEPT_STATES) * STATE_BYTES + PAGES * PAGE_BYTES,
     "gpu_checkpoint_bytes": KEPT_STATES * STATE_BYTES,
     "ram_cache_bytes": 12 * STATE_BYTES + 40 * PAGE_BYTES,
+    "ssd_cache_bytes": 200 * STATE_BYTES,
 }
 ALONE = {"max_seqs": 1, "chunk_tokens": 1024, "prefix_cache": "off"}
 
@@ -125,7 +126,8 @@ def check_against_alone(model: Path, jobs: list[Job]) -> None:
 async def soak(tmp_path: Path, count: int, seed: int, compared: int) -> dict[str, float]:
     """Run `count` requests and compare some; returns the final metrics, and both processes' growth after the first third."""
     model = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=7)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**SETTINGS, **SERVED}.items()]
+    settings = {**SETTINGS, **SERVED, "ssd_cache": tmp_path / "ssd"}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     jobs = make_jobs(count, seed, vocab_size=280)
     with ServerProcess(model, *flags, log=tmp_path / "server.log") as server:
         resident: dict[int, tuple[int, int]] = {}
@@ -144,6 +146,7 @@ async def soak(tmp_path: Path, count: int, seed: int, compared: int) -> dict[str
     assert found["headrace_kv_pages_total"] == PAGES and found["headrace_checkpoints_total"] == KEPT_STATES
     assert found["headrace_prefix_hits_total"] >= count // 20
     assert found['headrace_prefix_restores_total{tier="host"}'] >= count // 50
+    assert found['headrace_prefix_restores_total{tier="ssd"}'] > 0
     assert all(job.finish_reason is not None for job in jobs if job.leaves_after is None), "an answer was lost"
     check_against_alone(model, random.Random(seed).sample(jobs, compared))
     return found

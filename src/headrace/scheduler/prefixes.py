@@ -180,7 +180,7 @@ class Prefixes:
             return None
         lease = self.cache.open_pages(salt, found.key, found.match, writes=found.writes)
         whole = lease.recorded(self._layout.page_tokens)
-        if self.cache.extend(lease, tokens) is None:
+        if self.cache.extend(lease, sequence.known) is None:
             self.cache.close(lease)
             return None
         self._host.restore(opened, lease, whole // self._layout.page_tokens, slot)

@@ -176,15 +176,15 @@ class Scheduler:
         self._prefixes.begin_plan()
         self._queue_again()
         step = _Step(self._chunk_tokens, [], [], [], [])
-        self._admit_arrived(step)
         prompts = self._plan_decoding(step)
         step.prompt_tokens_left -= min(sum(1 + row.draft_count for row in step.rows), self._chunk_tokens // 2)
         for sequence in prompts:
             if step.prompt_tokens_left > 0 and sequence.id in self._running:
                 self._plan_chunk(step, sequence)
+        self._admit_arrived(step, waits=False)
         self._admit(step)
         if not step.rows:
-            self._admit_arriving(step)
+            self._admit_arrived(step, waits=True)
         if not step.rows and not self._copies_alone:
             return None
         copies, states, host = tuple(step.page_copies), self._prefixes.take_copies(), self._prefixes.take_host_copies()
@@ -349,16 +349,14 @@ class Scheduler:
             self._prefixes.arrived(sequence)
         sequence.arrival = None
 
-    def _admit_arrived(self, step: _Step) -> None:
-        """Those for which everything has come from host memory."""
-        for sequence in self._running.values():
-            if sequence.arrival is not None and self._prefixes.landed(sequence.arrival.restored or 0):
-                self._admit_now(step, sequence)
-
-    def _admit_arriving(self, step: _Step) -> None:
-        """Nobody else has rows: the device may as well wait for what comes from host memory."""
+    def _admit_arrived(self, step: _Step, *, waits: bool) -> None:
+        """Those for which everything has come from host memory; or, where nobody has rows, others too, for which the device
+        waits. They have pages for all that is known of them, so their rows are sure.
+        """
         for sequence in list(self._running.values()):
-            if sequence.arrival is not None and step.prompt_tokens_left > 0:
+            if sequence.arrival is None or step.prompt_tokens_left <= 0:
+                continue
+            if waits or self._prefixes.landed(sequence.arrival.restored or 0):
                 self._admit_now(step, sequence)
                 self._plan_first(step, sequence)
 
