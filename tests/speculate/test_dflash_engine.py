@@ -18,6 +18,7 @@ from headrace.config import EngineConfig
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.model_source import find_model
 from headrace.errors import CheckpointError, ConfigError
+from headrace.llm import LLM
 from headrace.speculate.pace import FixedPace
 from headrace.types import Request, SamplingParams
 
@@ -152,6 +153,45 @@ def test_after_a_hit_it_drafts_as_cold(hybrid: Path, drafter: Path, loop: str) -
 def request(name: str, prompt: tuple[int, ...], salt: str, seed: int) -> Request:
     params = SamplingParams(temperature=3.0)
     return Request(f"{name}", prompt, params, seed=seed, max_tokens=30, salt=salt)
+
+
+def llm(path: Path, drafter: Path | None, **changed: Any) -> LLM:
+    more = {"speculate": "dflash", "drafter": str(drafter)} if drafter else {}
+    settings = {name: getattr(CONFIG, name) for name in ("device", "dtype", "context", "max_seqs", "page_tokens", "chunk_tokens")}
+    return LLM(path, **{**settings, **more, **changed})
+
+
+def outcome(llm: LLM, prompt: tuple[int, ...]) -> Answer:
+    (found,) = llm.generate([list(prompt)], SamplingParams(temperature=3.0, seed=5, max_tokens=30, ignore_eos=True))
+    return Answer(tuple(found.tokens), found.drafted_tokens, found.accepted_tokens, found.cached_tokens)
+
+
+def test_after_a_hit_in_host_memory_or_on_ssd_it_drafts_as_cold(hybrid: Path, drafter: Path, tmp_path: Path) -> None:
+    rng = random.Random(9)
+    lengths = range(60, 60 + CONFIG.page_tokens)  # whose keys and values are as large as a state
+    begins = [tuple(rng.randrange(3, VOCABULARY) for _ in range(length)) for length in lengths]
+    asked = [(*begin, *(rng.randrange(3, VOCABULARY) for _ in range(6))) for begin in begins]
+    with llm(hybrid, drafter, prefix_cache="off") as engine:
+        lines = dict(engine.info.budget)
+    state, page = lines["state slots"] // 4, lines["kv pages 0"] // (4 * CONFIG.context // 4)  # type: ignore[operator]
+    small: dict[str, Any] = {"gpu_checkpoint_bytes": 2 * state, "cache_bytes": 6 * state + 60 * page,
+             "ram_cache_bytes": 64 * state + 600 * page, "context": 110}
+    with llm(hybrid, drafter, **small) as engine:  # whose chunks end where the others' do
+        cold = [outcome(engine, prompt) for prompt in asked]
+    small["ssd_cache"] = str(tmp_path / "ssd")
+    for _ in range(2):  # the second finds all of it on SSD
+        with llm(hybrid, drafter, **small) as engine:
+            for begin in begins:
+                outcome(engine, begin)
+            hits = [outcome(engine, prompt) for prompt in asked]
+            stats = engine._core.stats()
+        assert all(hit.cached >= 59 for hit in hits)
+        assert [replace(hit, cached=0) for hit in hits] == cold and sum(each.accepted for each in cold) > 30
+        assert all(each.cached == 0 for each in cold)
+        assert stats.restores_total > 0
+    assert stats.ssd_hits_total > 0
+    with llm(hybrid, None, **small) as engine:  # whose states have no windows
+        assert [outcome(engine, prompt).tokens for prompt in asked] == [each.tokens for each in cold]
 
 
 def test_what_cannot_be_is_named(hybrid: Path, drafter: Path, tmp_path: Path) -> None:
