@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from threading import Timer
 
 import pytest
 from tests.plan.test_budget import DELTA, F32, FULL, WEIGHTS, spec
@@ -12,8 +16,8 @@ from tests.plan.test_budget import DELTA, F32, FULL, WEIGHTS, spec
 from headrace.config import EngineConfig
 from headrace.engine.shared_gpu import budget_beside_others
 from headrace.errors import ConfigError
-from headrace.gpu_processes import GpuProcess
-from headrace.hardware import Hardware
+from headrace.gpu_processes import GpuProcess, gpu_processes
+from headrace.hardware import Hardware, detect
 from headrace.plan.budget import Budget, make_budget
 
 GIB = 2**30
@@ -111,3 +115,37 @@ def test_who_nobody_names() -> None:
     bench.holders = tuple  # type: ignore[method-assign, assignment]
     with pytest.raises(ConfigError, match="by processes that the driver does not name"):
         bench.budget(0, cache_bytes=10 * GIB)
+
+
+HOLD = f"""
+import sys, torch
+held = torch.zeros({4 * GIB}, dtype=torch.uint8, device="cuda")
+print(held.numel(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_another_process_is_named_and_waited_for() -> None:
+    """One that holds 4 GiB of this machine's GPU, 2 GiB of which are wanted."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdin and holder.stdout
+    try:
+        assert holder.stdout.readline() == f"{4 * GIB}\n"
+        look = partial(detect, "cuda")
+        hardware = look()
+        named = [each for each in gpu_processes(hardware.uuid) if each.pid == holder.pid]
+        print(f"{hardware.name}: {hardware.free_bytes:,} of {hardware.memory_bytes:,} bytes free; {named}")
+        if not named:
+            pytest.skip("the driver does not name processes here")
+        assert named[0].memory_bytes is None or named[0].memory_bytes > 4 * GIB
+        make, holders = maker(hardware, cache_bytes=hardware.free_bytes + 2 * GIB), partial(gpu_processes, hardware.uuid)
+        with pytest.raises(ConfigError, match=f"bytes are held: .*process {holder.pid} "):
+            budget_beside_others(look, make, holders, 0.0)
+        Timer(1.0, holder.stdin.close).start()
+        found, budget = budget_beside_others(look, make, holders, 60.0)
+        assert budget.total_bytes <= found.free_bytes and found.free_bytes > hardware.free_bytes + 4 * GIB
+    finally:
+        holder.kill()
+        holder.wait()
