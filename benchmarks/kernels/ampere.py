@@ -37,7 +37,7 @@ from headrace.kernels.rows import PackedRows
 from headrace.kernels.variant import SHARED_BYTES
 
 LINEAR_ROWS = (1, 8, 16, 32, 64)
-GATED_ROWS = (1, 8, 64)
+GATED_ROWS = (1, 8, 32, 64)
 PREFILL_ROWS, PREFILL_TOKENS = (256, 2048), (1024, 8192)
 Calls = Sequence[Callable[[], Any]]
 
@@ -48,9 +48,9 @@ def not_early() -> Iterator[None]:
     launch = CudaFunction.__call__
 
     def plain(self: CudaFunction, *arguments: Any) -> None:
-        kept, self._attribute_count = self._attribute_count, 0
+        kept, self._attributes = self._attributes, (self._attributes[0], 0)
         launch(self, *arguments)
-        self._attribute_count = kept
+        self._attributes = kept
 
     with patch.object(CudaFunction, "__call__", plain):
         yield
