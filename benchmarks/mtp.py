@@ -117,7 +117,8 @@ def main() -> None:
         options.head, max(options.rows), options.context, options.vocabulary
     )
     head = sum(p.nbytes for p in decoder.head.parameters())  # type: ignore[union-attr]
-    weights = sum(p.nbytes for p in drafter.weights) + head * (options.vocabulary or decoder.spec.vocab_size) // decoder.spec.vocab_size
+    whole = decoder.spec.vocab_size
+    weights = sum(p.nbytes for p in drafter.weights) + head * (options.vocabulary or whole) // whole
     final = torch.randn(2048, decoder.spec.hidden, dtype=torch.bfloat16, device=DEVICE)
     for rows in options.rows:
         cells = []
