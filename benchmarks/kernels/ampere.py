@@ -64,7 +64,7 @@ def as_ampere() -> Iterator[None]:
     def card(index: int) -> Card:
         return Card(86, own(index).processors, SHARED_BYTES[86])
 
-    def ptx(text: str, macros: Any, _: str) -> bytes:
+    def ptx(text: str, macros: Any, *_: str) -> bytes:
         return compiled(text, macros, "compute_86")
 
     with not_early(), patch.object(cards, "_card", card), patch.object(nvrtc, "compiled", ptx):
