@@ -108,6 +108,15 @@ def test_graphs_take_what_was_measured(rows: int, drafts: int, measured: int) ->
     assert graph_bytes(MODEL.spec, BF16, rows, drafts, 256, low_bit=True) - found + sums == 32 << 20
 
 
+def test_graphs_with_prompts_take_what_was_measured() -> None:
+    """There too, of 16 shapes of up to 512 tokens."""
+    shape = prompt_shapes(64, 2048, 10**5)[-1]
+    prompt_bytes = layers_bytes(MODEL.spec, Sizes(2112, 64, 0, 2, 132, 90, True).captured(shape))
+    sums = 2 * 4 * 64 * 2 * 17_408
+    found = graph_bytes(MODEL.spec, BF16, 64, low_bit=True, library=False, prompts=16, prompt_bytes=prompt_bytes) + sums
+    assert shape.tokens == 512 and 318_767_104 < found < 1.1 * 318_767_104
+
+
 def test_graphs_of_drafts_take_memory_for_as_many_tokens() -> None:
     plain, drafted = (graph_bytes(MODEL.spec, BF16, 64, drafts, 256) for drafts in (0, 7))
     assert drafted - plain > (256 - 64) * MODEL.spec.vocab_size * 2 + 64 * 7 * 8 * MODEL.spec.hidden * 4
