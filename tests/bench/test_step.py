@@ -51,7 +51,7 @@ def test_the_27b_shape_is_near_two_flops_a_parameter():
     model = declared_model("qwen3.8-27b")
     parameters = {w.target: 0 for w in model.weight_map.weights} | {"embedding.weight": 0}
     flops = step_work(model.spec, BF16, parameters, Load(1, 1, 1024)).flops
-    read = sum(t.nbytes // 2 for name, t in model.checkpoint.tensors.items() if "embed" not in name)
+    read = sum(t.nbytes // 2 for name, t in model.checkpoint.tensors.items() if "embed" not in name and "mtp" not in name)
     assert 1.0 < flops / (2 * read) < 1.02
 
 
