@@ -59,7 +59,11 @@ def test_places_rise_within_what_is_computed(prompt: int, resumed: int, data: st
     places = CheckpointPlaces(50, 8).of_prompt(prompt, resumed, ends, splits)
     assert list(places) == sorted(set(places))
     assert all(resumed < place <= prompt for place in places)
-    assert resumed >= prompt - 1 or places[-1] >= prompt - 16, "asked again, it is cached but for a few tokens"
+    assert max(resumed, *places, 0) >= prompt - 16, "asked again, it is cached but for a few tokens"
+    assert resumed or prompt == 1 or places, "the shortest ones too"
+    if not ends and not splits and 0 < resumed < prompt:
+        again = CheckpointPlaces(50, 8).of_prompt(prompt, 0, [resumed])
+        assert [place for place in again if place > resumed][-1:] == list(places[-1:]), "a cold one is cut as it is"
     late = sorted({end for end in ends if end > resumed})
     assert set(late[-3:]) | set(late[:1]) <= set(places)
 

@@ -23,13 +23,13 @@ class Engine:
 
     def __init__(
         self, *, recurrent: bool = True, pages: int = 40, slots: int = 4, chunk: int = 8, depth: int = 1, checkpoints: int = 8,
-        host_states: int = 0,
+        host_states: int = 0, beside: bool = False,
     ) -> None:
         layout = CacheLayout((FULL,), 4, (pages,), slots, checkpoints=checkpoints * recurrent)
-        host = CacheLayout((FULL,), 4, (pages,), 0, checkpoints=host_states) if host_states else None
+        host = CacheLayout((FULL,), 4, (4 * pages,), 0, checkpoints=host_states) if host_states else None
         settings = replace(prefix_settings(recurrent, 4), host=host)
-        self.scheduler = Scheduler(layout, chunk_tokens=chunk, prefixes=settings)
         self.device, self.depth = FakeDevice(layout, recurrent=recurrent), depth
+        self.scheduler = Scheduler(layout, chunk_tokens=chunk, prefixes=settings, memory=self.device if beside else None)
         self.starts: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
 
@@ -253,3 +253,55 @@ def test_pages_that_are_given_back_are_not_counted_twice(recurrent: bool) -> Non
     stats = engine.scheduler.stats()
     assert engine.starts == {"runs": [0], "short": [0], "long": [16]}
     assert stats.preemptions_total == 0 and stats.requests_running == 0
+
+
+def arriving(recurrent: bool) -> tuple[Engine, Request]:
+    """An engine that computes "beside", and a request whose beginning has left the device for host memory."""
+    engine = Engine(recurrent=recurrent, pages=14, chunk=40, host_states=20, beside=True)
+    engine.run(request("first", DOCUMENT, 1))
+    for other in (1, 2):
+        engine.run(request(f"other {other}", tuple(range(other, 38 + other))[::-1], 1))
+    engine.scheduler.add(request("beside", (47, 48), 20))
+    engine.step()
+    again = request("again", (*DOCUMENT, 49), 2)
+    engine.scheduler.add(again)
+    return engine, again
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_others_go_on_until_what_comes_from_host_memory_has_landed(recurrent: bool) -> None:
+    engine, _ = arriving(recurrent)
+    for _ in range(4):
+        engine.step()
+    assert engine.computed["beside"] == 6 - recurrent and "again" not in engine.computed, "nobody waited"
+    assert engine.scheduler.stats().requests_running == 2
+    engine.device.land()
+    engine.step()
+    assert engine.computed["beside"] == 7 - recurrent and engine.computed["again"] > 0 and engine.starts["again"][0] >= 20
+    while engine.step():
+        pass
+    assert engine.scheduler.stats().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_nobody_else_has_rows_so_the_device_waits(recurrent: bool) -> None:
+    engine, _ = arriving(recurrent)
+    engine.step()
+    engine.scheduler.cancel("beside")
+    engine.step()
+    assert engine.computed["again"] > 0 and engine.starts["again"][0] >= 20
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_pages_of_what_is_given_up_on_its_way_are_waited_for(recurrent: bool) -> None:
+    engine, again = arriving(recurrent)
+    engine.step()
+    engine.scheduler.cancel("again")
+    assert engine.scheduler.stats().requests_running == 1
+    plan = engine.scheduler.plan()
+    assert plan is not None and plan.host is not None and plan.host.waits and not plan.host.from_host
+    engine.scheduler.commit(engine.device.run(plan))
+    engine.scheduler.add(replace(again, id="once more"))
+    while engine.step():
+        engine.device.land()
+    assert engine.starts["once more"][0] >= 20 and engine.scheduler.stats().kv_pages_used == 0

@@ -35,9 +35,9 @@ class CheckpointPlaces:
         """Token counts above `resumed`, rising, where checkpoints are to be taken while a prompt is computed.
 
         resumed: tokens that need not be computed. message_ends: ascending. splits: token counts up to which other requests
-        agree with this one. One token before the prompt's end is among them, unless a message ends shortly before: whoever
-        asks the same again needs the last token's logits, and whoever goes on has one token more to compute. Raises ValueError
-        for a place past the end.
+        agree with this one. One token before the prompt's end is among them, unless there is a state shortly before:
+        whoever asks the same again needs the last token's logits, and whoever goes on has one token more to compute. Raises
+        ValueError for a place past the end.
         """
         ends = sorted(set(message_ends))
         splits = sorted(set(splits))
@@ -47,7 +47,8 @@ class CheckpointPlaces:
         if prompt_tokens <= resumed:
             return ()
         chosen = {*self._worthwhile([end for end in ends if end > resumed])}
-        if prompt_tokens - 1 > resumed and not any(prompt_tokens - NEAR_TOKENS <= end < prompt_tokens for end in chosen):
+        near = range(prompt_tokens - NEAR_TOKENS, prompt_tokens)
+        if prompt_tokens - 1 > resumed and not any(end in near for end in (*chosen, *([resumed] if resumed else ()))):
             chosen.add(prompt_tokens - 1)
         chosen.update(split for split in splits if split - resumed >= self.split_tokens)
         return tuple(self._with_geometric(sorted(chosen), resumed)) if chosen else ()
