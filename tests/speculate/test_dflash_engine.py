@@ -157,7 +157,8 @@ def request(name: str, prompt: tuple[int, ...], salt: str, seed: int) -> Request
 
 def llm(path: Path, drafter: Path | None, **changed: Any) -> LLM:
     more = {"speculate": "dflash", "drafter": str(drafter)} if drafter else {}
-    settings = {name: getattr(CONFIG, name) for name in ("device", "dtype", "context", "max_seqs", "page_tokens", "chunk_tokens")}
+    names = ("device", "dtype", "context", "max_seqs", "page_tokens", "chunk_tokens")
+    settings = {name: getattr(CONFIG, name) for name in names}
     return LLM(path, **{**settings, **more, **changed})
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.dispatch import runs_triton
+from headrace.kernels.draw_candidates import draw_candidates
 from headrace.kernels.sample import draw_on_device
-from headrace.kernels.sample.noise import gumbel, row_keys
 from headrace.runner.sampler import Sampler
 
 
@@ -28,8 +28,4 @@ class DraftDraw:
         wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
         tokens = torch.arange(scores.shape[1], device=scores.device) if candidates is None else candidates
         state = self._sampler.state
-        temperature = state.numbers[self._slots, 0, None].to(wide.dtype)
-        keys = row_keys(state.integers[self._slots, 0], positions)
-        warm = wide / temperature.clamp(min=torch.finfo(wide.dtype).tiny) + gumbel(keys, tokens, wide.dtype)
-        best = torch.where(temperature > 0, warm, wide).argmax(1)
-        return tokens[best] if tokens.dim() == 1 else tokens.gather(1, best[:, None])[:, 0]
+        return draw_candidates(wide, tokens.expand(scores.shape), self._slots, positions, state.integers, state.numbers)
