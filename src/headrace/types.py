@@ -24,6 +24,8 @@ MAX_STOP_IDS = 1024
 MAX_SALT_CHARS = 1024
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 1024
+MOST_DRAFTS = 15
+"""Of a row, which has a token more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +269,15 @@ class TokenLogprob:
 class RowResult:
     """What a row produced: sampled tokens in order (empty for an unfinished prompt), and log-probabilities if asked for.
 
-    prompt_logprobs: for prompt positions start + 1 ... start + n of the row, as many as the prompt holds. proposes: whether the
-    drafter on the device has anything to propose for what follows.
+    prompt_logprobs: for prompt positions start + 1 ... start + n of the row, as many as the prompt holds. proposes: how many
+    drafts the drafter on the device has for what follows, at most.
     """
 
     sequence: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    proposes: bool = True
+    proposes: int = MOST_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from headrace.kernels.low_bit_linear import cuda as low_bit_cuda
 from headrace.kernels.paged_attention.triton import SPLIT_QUERIES as SPLIT_TOKENS
 from headrace.plan import workspace
 from headrace.plan.blocks import block_bytes
-from headrace.plan.draft_memory import MOST_DRAFTS
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.shapes import declared_model
 from headrace.plan.workspace import (
@@ -37,6 +36,7 @@ from headrace.runner.pools import allocate_pools
 from headrace.runner.progress import draft_slots
 from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
+from headrace.types import MOST_DRAFTS
 
 MODEL = declared_model("qwen3.8-27b:w4a16-head8").spec
 LONE = Sizes(2048, 1, 0, 2, 132, 90, low_bit=True)

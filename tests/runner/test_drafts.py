@@ -185,7 +185,7 @@ def test_every_number_of_drafts_with_every_number_accepted(hybrid: Path, loop: s
                 rng.choice((60, 100, 120)))
         for n in range(24)
     ]
-    requests = [replace(request, id=f"{request.id}.{turn}") for turn in range(36) for request in distinct]
+    requests = [replace(request, id=f"{request.id}.{turn}") for turn in range(46) for request in distinct]
     settings: dict[str, object] = {"max_seqs": 16, "chunk_tokens": chunk, "page_tokens": 8, "prefix_cache": "on"}
     expected = answers(build(hybrid, None, **settings), distinct)
     drafter = BalancedDrafter({name: a.tokens for name, a in expected.items()}, 15, 100)

@@ -25,14 +25,13 @@ MOST = 7
 
 
 def make_runner(*, drafts: int, graphs: bool) -> Runner:
-    """float32, where the number of rows that a product has hardly shows."""
     spec, device = qwen3_5.spec(CONFIG), torch.device("cuda")
-    decoder = build_decoder(spec, dtype=torch.float32, device=device)
+    decoder = build_decoder(spec, dtype=torch.float16, device=device)
     make_weights(decoder)
     decoder.prepare()
     layout = CacheLayout(cache_groups(spec), PAGE_TOKENS, (PAGES,), SLOTS, True, drafts)
     return Runner(
-        spec, decoder, layout, Dtypes("float32", "float32", "float32"), device, context=CONTEXT, chunk_tokens=128,
+        spec, decoder, layout, Dtypes("float16", "float16", "float16"), device, context=CONTEXT, chunk_tokens=128,
         graphs=graphs, make_drafter=(lambda pools: DeviceLookup(drafts, SLOTS + 1, CONTEXT, device)) if drafts else None,
     )
 
@@ -66,6 +65,7 @@ def test_tokens_are_those_without_drafts(depth: int, graphs: bool) -> None:
         assert costs is not None and all(s > 0 for steps in costs.steps.values() for s in steps.values())
         generate(runner, depth, MeasuredPace(SLOTS, MOST, costs))
     found, stats = generate(runner, depth, FixedPace(MOST, MOST))
-    same = sum(found[name] == tokens for name, tokens in expected.items())
-    assert same >= len(expected) - 1, f"{same} of {len(expected)} are the same"
+    same = {name: found[name] == tokens for name, tokens in expected.items()}
+    forced, free = ([same[f"r{number}"] for number in range(first, 30, 2)] for first in (1, 0))
+    assert all(forced) and sum(free) >= 8, same  # others come to a near tie, which the number of rows decides
     assert sum(stats.accepted) > 100 and stats.steps < 0.9 * plain.steps

@@ -37,12 +37,12 @@ class SpeculatingEngine:
         self.built = build_engine(model, config, None)
         self._runner = self.built.runner
         self._layout, self._context = self._runner.layout, self.built.info.context
+        self._runner.fill_cache()  # what a card takes for a product depends on the numbers too
         costs = self._runner.step_costs(self._context)
         if costs is None:
             self.close()
             raise ConfigError("what drafts cost is measured on captured steps: this needs a GPU, and graphs")
         self.costs, self.most = costs, self._layout.drafts
-        self._runner.fill_cache()
         self._names = 0
 
     def measure(self, chances: Sequence[float], drafts: int | None, context: int, learning: int, steps: int) -> Measured:

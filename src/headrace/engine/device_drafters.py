@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from headrace.layers.batch import Pools
     from headrace.models.decoder import Decoder
     from headrace.runner.runner import MakeDrafter
+    from headrace.speculate.device_lookup import DeviceLookup
     from headrace.speculate.dflash_model import DFlashModel
+    from headrace.speculate.drafter import DeviceDrafter
     from headrace.speculate.mtp import MtpModule
 
 
@@ -35,26 +37,33 @@ def drafter_maker(
     from headrace.speculate.device_lookup import DeviceLookup
     from headrace.speculate.dflash import DFlashDrafter
     from headrace.speculate.drafter import Surroundings
+    from headrace.speculate.extended import Extended
     from headrace.speculate.mtp import MtpDrafter
 
-    device, layout, most = decoder.embedding.weight.device, budget.layout, memory.drafts
+    device, layout, most = decoder.embedding.weight.device, budget.layout, memory.drafts - memory.extended
     layers = len(model.spec.layers)
 
     def around(pools: Pools) -> Surroundings:
         groups = tuple(group for group in pools.group_of[layers:] if group is not None)
         return Surroundings(decoder, pools, layout, dtypes, layers, groups, budget.context, budget.max_seqs)
 
+    def lookup() -> DeviceLookup:
+        return DeviceLookup(memory.drafts, layout.pool_slots, looked_up(model, config), device)
+
+    def extended(drafter: DeviceDrafter) -> DeviceDrafter:
+        return Extended(drafter, lookup()) if memory.extended else drafter
+
     match memory.method:
         case "off":
             return None
         case "lookup":
-            return lambda pools: DeviceLookup(most, layout.pool_slots, looked_up(model, config), device)
+            return lambda pools: lookup()
         case "mtp":
             head = _mtp(model, config, dtypes, device)
-            return lambda pools: MtpDrafter(head, around(pools), most, config.draft_vocabulary)
+            return lambda pools: extended(MtpDrafter(head, around(pools), most, config.draft_vocabulary))
         case "dflash":
             drafter = _dflash(model, config, dtypes, device)
-            return lambda pools: DFlashDrafter(drafter, around(pools), most)
+            return lambda pools: extended(DFlashDrafter(drafter, around(pools), most))
 
 
 def _mtp(model: Model, config: EngineConfig, dtypes: Dtypes, device: torch.device) -> MtpModule:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from headrace.models.spec import GatedDeltaSpec, ModelSpec
 from headrace.plan.dtypes import Dtypes, itemsize, ring_type
 
-MOST_DRAFTS = 15
-"""Of a row, behind a token of its own."""
 _PROGRESS_BYTES, _DRAFT_BYTES = 2 * 8 + 1 + 2 * 4, 8
 
 

@@ -21,10 +21,10 @@ from headrace.models.spec import DrafterCache, WeightMap
 from headrace.plan.budget import weight_bytes, widening_bytes
 from headrace.plan.checkpoint import Model
 from headrace.plan.dflash import DFlashSpec, dflash_cache, open_dflash, parameters, published_dflash
-from headrace.plan.draft_memory import MOST_DRAFTS
 from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
 from headrace.plan.mtp import mtp_cache, mtp_head
+from headrace.types import MOST_DRAFTS
 
 Method = Literal["off", "lookup", "mtp", "dflash"]
 RING_TOKENS = 64
@@ -36,8 +36,9 @@ _MTP_DRAFTS = 4
 
 @dataclass(frozen=True, slots=True)
 class DrafterMemory:
-    """drafts: the most of a row. line: the weights, None without any; wide: what norms of them take more. cache: what lies in
-    the model's pages and states. taps: hidden states that wait of a token.
+    """drafts: the most of a row; extended: of them, those that lookup puts behind the drafter's own. line: the weights, None
+    without any; wide: what norms of them take more. cache: what lies in the model's pages and states. taps: hidden states that
+    wait of a token.
     """
 
     method: Method
@@ -46,6 +47,7 @@ class DrafterMemory:
     wide: BudgetLine | None = None
     cache: DrafterCache = field(default_factory=DrafterCache)
     taps: int = 0
+    extended: int = 0
 
     @property
     def lines(self) -> tuple[BudgetLine, ...]:

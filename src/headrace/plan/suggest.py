@@ -150,7 +150,8 @@ def _drafts(plan: Plan) -> Iterator[_Change]:
 
 
 def _without_drafter(request: Request, method: str) -> Request:
-    return replace(request, engine=replace(request.engine, speculate=method, drafter=None, draft_tokens=None))
+    engine = replace(request.engine, speculate=method, drafter=None, draft_tokens=None, verify_tokens=None)
+    return replace(request, engine=engine)
 
 
 def _checkpoints(plan: Plan) -> Iterator[_Change]:

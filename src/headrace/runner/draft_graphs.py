@@ -102,8 +102,8 @@ class DraftGraph:
                 self._made[_OBSERVE] = self._observe(*self._made[_STEP])
 
     def replay(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns, Tensor | None]:
-        """Run the step for `rows`, of which there are at most `size`, draw their tokens, and move their slots on; and whether
-        there is anything to propose for each, of a drafter that says so.
+        """Run the step for `rows`, of which there are at most `size`, draw their tokens, and move their slots on; and how many
+        drafts there are for each, of a drafter that says so.
         """
         self._write(rows)
         self._upload.send()

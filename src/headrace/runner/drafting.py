@@ -64,7 +64,7 @@ class Drafting:
 
     def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor | None, Tensor | None]:
         """A step of rows that are `short_first`: what they drew, the hidden states of all tokens if any were known, and of each
-        row [R] whether the drafter on the device, if there is one that says so, has anything to propose.
+        row [R] how many drafts the drafter on the device has, if there is one that says so.
         """
         deferred = any(row.draft_count or self._pends[row.slot] for row in rows)
         graph = self.graphs.graph_for(rows, deferred=deferred) if self.graphs else None

@@ -34,7 +34,7 @@ from headrace.runner.step_times import StepTimes
 from headrace.runner.verify import DrawnRuns
 from headrace.speculate.costs import StepCosts
 from headrace.speculate.drafter import DeviceDrafter
-from headrace.types import Admission, PageUpdate, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
+from headrace.types import MOST_DRAFTS, Admission, PageUpdate, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class PendingStep:
             self._arrived.synchronize()
         drawn = self._drawn.results() if self._drawn else iter(())
         found = {}
-        proposes = [True] * len(self._rows) if self._proposes is None else self._proposes.bool().tolist()
+        proposes = [MOST_DRAFTS] * len(self._rows) if self._proposes is None else self._proposes.tolist()
         for row, more in zip(self._rows, proposes, strict=True):
             scores = self._prompt_scores.get(row.sequence)
             tokens, logprobs = next(drawn) if row.samples else ((), ())

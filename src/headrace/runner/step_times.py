@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Timer = Callable[[Callable[[], object], int], float]
 _CONTEXT, _LONG_CONTEXT = 1024, 16_384
 """Tokens before the rows whose steps are timed; and before a row that shows what a longer context costs."""
-_TIMES, _MANY_TOKENS = 3, 64
-"""Repetitions, of steps of more tokens one."""
+_MANY_TIMES, _TIMES, _FEW_TOKENS, _MANY_TOKENS = 8, 3, 16, 64
+"""Repetitions, of steps of few tokens and of more; of many tokens one."""
 
 
 def on_device(run: Callable[[], object], times: int) -> float:
@@ -59,30 +59,39 @@ class StepTimes:
         drafter: dict[int, tuple[float, ...]] = {}
         with self._occupied():
             for graph in graphs.all:
-                times = _TIMES if graph.tokens <= _MANY_TOKENS else 1
-                steps.setdefault(graph.size, {})[graph.tokens] = self._step_s(graph, near, times)
-            for size in steps:
-                drafter[size] = self._drafting_s(size)
-            far = min(_LONG_CONTEXT, self.context - 2 * (1 + self.layout.drafts) * (_TIMES + 1))
+                steps.setdefault(graph.size, {})[graph.tokens] = self._step_s(graph, near, _times(graph.tokens))
+            for size, stairs in steps.items():
+                drafter[size] = self._drafting_s(size, stairs, near)
+            far = min(_LONG_CONTEXT, self.context - 2 * (1 + self.layout.drafts) * (_MANY_TIMES + 1))
             slopes = self._slopes(steps[min(steps)], near, far) if far >= 4 * near else (0.0, 0.0)
         costs = StepCosts(steps, drafter, near, *slopes)
         graphs.prefer(costs)
         return costs
 
-    def _step_s(self, graph: DraftGraph, context: int, times: int) -> float:
-        """At `context` tokens; every row has as many drafts as make up the graph's tokens."""
-        rows = tuple(Row(slot, slot, 0, asked=graph.tokens // graph.size - 1) for slot in range(graph.size))
+    def _step_s(self, graph: DraftGraph, context: int, times: int, depth: int = 0) -> float:
+        """At `context` tokens; every row has as many drafts as make up the graph's tokens. depth: drafts that are made before,
+        none if 0.
+        """
+        rows = _rows(graph.size, graph.tokens // graph.size - 1)
+        asking, graphs = _rows(graph.size, depth), self.drafting.graphs
+        assert graphs is not None
         self.drafting.slots.positions.fill_(context)
-        return self.timer(lambda: graph.replay(rows), times)
 
-    def _drafting_s(self, size: int) -> tuple[float, ...]:
-        """Of 1, 2, ... drafts a row."""
+        def step() -> None:
+            graphs.propose(asking)
+            graph.replay(rows)
+
+        return self.timer(step, times)
+
+    def _drafting_s(self, size: int, stairs: dict[int, float], context: int) -> tuple[float, ...]:
+        """Of 1, 2, ... drafts a row: what a step of so many rows takes longer when they are made before it."""
         graphs, drafter = self.drafting.graphs, self.drafting.proposer.drafter
         assert graphs is not None and drafter is not None
-        taken = {}
-        for depth in drafter.depths:
-            rows = tuple(Row(slot, slot, 0, asked=depth) for slot in range(size))
-            taken[depth] = self.timer(lambda rows=rows: graphs.propose(rows), _TIMES)  # type: ignore[misc]
+        tokens = min(count for count in stairs if count > size)
+        (graph,) = [each for each in graphs.all if (each.size, each.tokens) == (size, tokens)]
+        taken = {
+            depth: max(0.0, self._step_s(graph, context, _times(tokens), depth) - stairs[tokens]) for depth in drafter.depths
+        }
         return tuple(taken[self.drafting.proposer.depth(count)] for count in range(1, drafter.most + 1))
 
     def _slopes(self, near_s: dict[int, float], near: int, far: int) -> tuple[float, float]:
@@ -109,6 +118,14 @@ class StepTimes:
             tables.entries[:, : self.layout.slots] = 0
             for tensor in (slots.positions, slots.ends, slots.frozen, slots.pending, slots.next_tokens):
                 tensor.zero_()
+
+
+def _times(tokens: int) -> int:
+    return 1 if tokens > _MANY_TOKENS else _TIMES if tokens > _FEW_TOKENS else _MANY_TIMES
+
+
+def _rows(count: int, drafts: int) -> tuple[Row, ...]:
+    return tuple(Row(slot, slot, 0, asked=drafts) for slot in range(count))
 
 
 def _spread(tables: PageTables, layout: CacheLayout) -> None:

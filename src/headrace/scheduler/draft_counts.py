@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from headrace.scheduler.sequence import Sequence
 from headrace.speculate.pace import Pace
-from headrace.types import Row, RowResult
+from headrace.types import MOST_DRAFTS, Row, RowResult
 
 
 class DraftCounts:
@@ -28,7 +28,7 @@ class DraftCounts:
 
     def begin(self, sequence: Sequence) -> None:
         """The sequence has taken a slot."""
-        sequence.proposes = True
+        sequence.proposes = MOST_DRAFTS
         if self._pace is not None and sequence.holding is not None:
             self._pace.begin(sequence.holding.slot)
 
@@ -39,7 +39,7 @@ class DraftCounts:
         decoding = [s for s in running if not s.prefilling and s.tokens_left > 0 and s.holding is not None]
         if not decoding:
             return {}
-        limits = [min(self._pace.most, s.tokens_left - 1) if s.proposes else 0 for s in decoding]
+        limits = [min(self._pace.most, s.tokens_left - 1, s.proposes) for s in decoding]
         slots = [s.holding.slot for s in decoding if s.holding is not None]
         counts = self._pace.choose(slots, limits, [s.planned for s in decoding])
         return {s.id: count for s, count in zip(decoding, counts, strict=True)}

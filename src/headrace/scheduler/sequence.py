@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace.cache.prefix.lease import Lease
 from headrace.scheduler.ssd_tier import Read
-from headrace.types import Admission, Request, TokenLogprob
+from headrace.types import MOST_DRAFTS, Admission, Request, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Sequence:
     committed, and what they sample is in `output` too, though nobody hears of it. frozen: where drafts are verified, the device
     computes nothing more of it. key: its known tokens as bytes, once they were looked up. arrival: how it will begin, while
     what it begins with comes from host memory. read: what it waited for to come from SSD; sought: whether it was looked for
-    there. cached_tokens: of the prompt, when it first took a slot. proposes: whether the drafter on the device has anything for
+    there. cached_tokens: of the prompt, when it first took a slot. proposes: how many drafts the drafter on the device has for
     it, as of the last row that is committed. drafts_made, drafts_kept: in all.
     """
 
@@ -51,7 +51,7 @@ class Sequence:
     read: Read | None = None
     sought: bool = False
     cached_tokens: int | None = None
-    proposes: bool = True
+    proposes: int = MOST_DRAFTS
     drafts_made: int = 0
     drafts_kept: int = 0
 

@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 
 TRIED_SHARE = 0.01
 """Of the time, what may go into drafts that are expected to lose."""
+_MOST_CREDIT = 2
+"""Steps that tries may take at once."""
 _ROUNDS = 4
 
 
@@ -71,9 +73,11 @@ def choose(
     plain_s = given.seconds(np.zeros(rows, dtype=np.int64))
     drafts = _best(given)
     earned_s = given.seconds(drafts)
-    credit_s = min(credit_s + TRIED_SHARE * earned_s, earned_s)
+    credit_s = min(credit_s + TRIED_SHARE * earned_s, _MOST_CREDIT * earned_s)
     tries = _tries(given, drafts, seen)
-    cost_s = given.seconds(drafts + tries) - earned_s
+    # Behind drafts a step without any takes as long as one with a few: states take in what was accepted.
+    behind_s = float(given.stairs[1] - given.stairs[0]) if tries.any() and not drafts.any() else 0.0
+    cost_s = given.seconds(drafts + tries) - earned_s + max(0.0, behind_s)
     if cost_s <= credit_s:
         drafts, credit_s = drafts + tries, credit_s - cost_s
     else:

@@ -48,7 +48,7 @@ class DeviceLookup:
             seen.next_tokens,
         )
         find_matches(self._history, self._matches, slots, seen.starts, seen.kept, SHORTEST)
-        return self._matches[slots]
+        return (self._matches[slots] > 0) * self.most
 
     def propose(self, asked: Asked) -> Proposal:
         return Proposal(continuations(self._history, self._matches, asked.slots, asked.positions + 1, asked.most))

@@ -136,8 +136,8 @@ class DeviceDrafter(Protocol):
         """Take in what a step has computed. Cheap where no draft is wanted soon: what the drafter would compute of it can wait
         in a ring of plan.drafters.RING_TOKENS tokens of each slot until `propose`; older holes are masked.
 
-        Returns for each row [R] int64 whether it has anything to propose now, 0 or not, which the host learns with the step's
-        tokens; None if that goes without saying.
+        Returns for each row [R] int64 how many drafts are worth asking for now, which the host learns with the step's tokens;
+        None if that is `most` for all.
         """
         ...
 

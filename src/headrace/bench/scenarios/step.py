@@ -27,8 +27,8 @@ from headrace.errors import ConfigError
 from headrace.hardware import detect
 from headrace.plan.budget import state_bytes_per_sequence
 from headrace.plan.checkpoint import Model
-from headrace.plan.draft_memory import MOST_DRAFTS
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
+from headrace.types import MOST_DRAFTS
 
 if TYPE_CHECKING:
     from headrace.bench.kernel_profile import Profile
