@@ -81,15 +81,12 @@ class EngineConfig:
     )
     speculate: str = setting(
         "auto", "What drafts tokens that a step then verifies: lookup takes them from the sequence itself, mtp has the "
-        "checkpoint's multi-token head make them. auto is off so far.", choices=SPECULATE
+        "checkpoint's multi-token head make them, dflash a drafter of its own. auto is off so far, but with a drafter.",
+        choices=SPECULATE
     )
     draft_tokens: int | None = setting(
         None, "Most drafts of a sequence in a step, of which there are as many as pay at the time, or none; the drafter's own "
         "number if not given.", metavar="N"
-    )
-    verify_tokens: int | None = setting(
-        None, "Most drafts of a sequence that a step verifies with --speculate mtp or dflash: where its newest tokens stand in "
-        "it earlier too, what followed there goes behind the drafter's own. As many as those if not given.", metavar="N"
     )
     drafter: str | None = setting(
         None, "Directory of the drafter for --speculate dflash; for plan the published one if not given.", metavar="DIR"

@@ -10,10 +10,12 @@ import pytest
 from tests.plan.test_dflash import VOCABULARY, target
 from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 
+from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError
-from headrace.plan.drafters import RING_TOKENS, drafter_memory
+from headrace.plan.drafters import NO_DRAFTER, RING_TOKENS, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.published import published_model
+from headrace.plan.speculation import drafter_for
 
 MODEL = replace(published_model("qwen3.8-27b:w4a16"), spec=target())
 DTYPES = Dtypes("bfloat16", "bfloat16", "float16")
@@ -39,6 +41,18 @@ def test_a_drafter_of_full_context_has_room_for_the_longest_sequence(tmp_path: P
         found = drafter_memory(MODEL, "dflash", 2, folder, DTYPES, context)
         assert (found.drafts, found.bytes_per_token(DTYPES)) == (2, 0)
         assert found.bytes_per_sequence(DTYPES) == tokens * 2 * 2 * 2 * 8 * 2
+
+
+def test_auto_takes_the_drafter_that_is_given_if_it_fits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_dflash(tmp_path / "drafter", CONFIG, dflash_tensors(CONFIG))
+    config = EngineConfig(speculate="auto", drafter=str(folder))
+    assert drafter_for(MODEL, config, DTYPES) == drafter_memory(MODEL, "dflash", None, folder, DTYPES)
+    assert drafter_for(MODEL, EngineConfig(), DTYPES) == NO_DRAFTER and not caplog.records
+    larger = replace(MODEL, spec=target(vocab_size=VOCABULARY + 5))
+    assert drafter_for(larger, config, DTYPES) == NO_DRAFTER
+    assert f"nothing is drafted: drafter {folder}: its vocab_size is 60, that of the target 65" in caplog.text
+    with pytest.raises(CheckpointError, match="its vocab_size is 60, that of the target 65"):
+        drafter_for(larger, replace(config, speculate="dflash"), DTYPES)
 
 
 def test_what_cannot_be_is_named(tmp_path: Path) -> None:

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
 from pathlib import Path
 from typing import cast
 
 from headrace.config import EngineConfig
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.plan.budget import DEFAULT_MAX_SEQS
 from headrace.plan.checkpoint import Model
 from headrace.plan.draft_memory import lookup_bytes
-from headrace.plan.drafters import RING_TOKENS, DrafterMemory, Method, drafter_memory
+from headrace.plan.drafters import NO_DRAFTER, RING_TOKENS, DrafterMemory, Method, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import FAST_CHUNK_TOKENS
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.workspace import step_tokens
-from headrace.types import MOST_DRAFTS
 
 VOCABULARY_STEP = 128
 """Whole tiles of the model's head, however it is stored."""
 
 
 def method_of(config: EngineConfig) -> Method:
-    """auto is off so far."""
+    """auto is off so far, but where a drafter is given."""
+    if config.speculate == "auto" and config.drafter:
+        return "dflash"
     return "off" if config.speculate == "auto" else cast(Method, config.speculate)
 
 
 def drafter_for(model: Model, config: EngineConfig, dtypes: Dtypes) -> DrafterMemory:
-    """Raises ConfigError for a drafter that there is not."""
+    """Raises ConfigError for a drafter that there is not, and CheckpointError for one that does not fit, where it is asked for;
+    with auto there is none then, and a warning.
+    """
     _check_vocabulary(model, config)
     folder = Path(config.drafter) if config.drafter else None
-    memory = drafter_memory(model, method_of(config), config.draft_tokens, folder, dtypes, config.context)
-    return memory if config.verify_tokens is None else _extended(memory, config.verify_tokens)
-
-
-def _extended(memory: DrafterMemory, most: int) -> DrafterMemory:
-    """With drafts of lookup behind the drafter's own, `most` of a row. Raises ConfigError where there is nothing to extend."""
-    if memory.method in ("off", "lookup"):
-        raise ConfigError(f"verify_tokens {most} is for drafters that lookup extends, mtp and dflash, not {memory.method}")
-    if not memory.drafts <= most <= MOST_DRAFTS:
-        raise ConfigError(
-            f"verify_tokens must be from {memory.drafts}, which are {memory.method}'s own, to {MOST_DRAFTS}, not {most}"
-        )
-    return replace(memory, drafts=most, extended=most - memory.drafts)
+    try:
+        return drafter_memory(model, method_of(config), config.draft_tokens, folder, dtypes, config.context)
+    except (CheckpointError, ConfigError) as error:
+        if config.speculate != "auto":
+            raise
+        logging.getLogger("headrace").warning("nothing is drafted: %s", error)
+        return NO_DRAFTER
 
 
 def _check_vocabulary(model: Model, config: EngineConfig) -> None:
@@ -62,11 +59,7 @@ def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: 
     slot_bytes = drafter.slot_bytes(model.spec.hidden, dtypes)
     why = f"{drafter.taps} hidden states of each token that waits to be taken in, {RING_TOKENS} at most"
     if drafter.method == "lookup":
-        why = "the sequence's tokens, to look drafts up in"
-    elif drafter.extended:
-        why += "; and the sequence's tokens, to look drafts up in"
-    if drafter.method == "lookup" or drafter.extended:
-        slot_bytes += lookup_bytes(looked_up(model, config))
+        slot_bytes, why = lookup_bytes(looked_up(model, config)), "the sequence's tokens, to look drafts up in"
     tokens = step_tokens(
         config.chunk_tokens or FAST_CHUNK_TOKENS, config.max_seqs or DEFAULT_MAX_SEQS, drafter.drafts
     )
