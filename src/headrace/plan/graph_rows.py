@@ -46,8 +46,8 @@ class PromptShape:
 
 
 def prompt_shapes(max_rows: int, chunk_tokens: int, context: int) -> tuple[PromptShape, ...]:
-    """Rising, for steps of up to chunk_tokens tokens, and up to the number from which launching a step takes less than the step:
-    a quarter of chunk_tokens, which are as many as the card is fast.
+    """Rising, for steps of up to chunk_tokens tokens, and up to the number from which launching a step takes less than the
+    step: a quarter of chunk_tokens, which are as many as the card is fast.
     """
     (few, many), most = _MIXED_ROWS, min(max(_MIXED_TOKENS, chunk_tokens // 4), chunk_tokens, context)
     pairs = ((tokens, rows) for tokens in _PROMPT_TOKENS for rows in {min(few, max_rows), min(many, max_rows)})
