@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.cache.layout import CacheGroup, state_elements
+from headrace.cache.layout import state_elements
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
+from headrace.models.spec import DrafterCache, DrafterState
 from headrace.plan.budget import weight_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.extras import BudgetLine, Extras
@@ -40,15 +42,16 @@ def test_no_other_cut_leaves_the_fullest_card_emptier(sizes: list[int], memories
 
 @pytest.mark.parametrize("memories", [(24,), (24, 24), (24, 32, 24), (24, 24, 24, 24, 24, 24)])
 def test_the_parts_are_the_whole(memories: tuple[int, ...]) -> None:
-    group = CacheGroup(0, None, (0,), 2048, 8)
-    last = Extras(lines=(BudgetLine("weights mtp", 7, "x"),), groups=(group,), slot_bytes=5, slot_why="x", one_scale=True)
-    stages = split(MODEL.spec, MODEL.weight_map, cards(*memories), DTYPES, (BudgetLine("weights vision", 9, "x"),), last)
+    last = Extras(lines=(BudgetLine("weights mtp", 7, "x"),), slot_bytes=5, slot_why="x", one_scale=True)
+    kept = DrafterCache(states=(DrafterState((3,)),))
+    spec, tower = replace(MODEL.spec, drafter=kept), (BudgetLine("weights vision", 9, "x"),)
+    stages = split(spec, MODEL.weight_map, cards(*memories), DTYPES, tower, last)
     assert tuple(layer for stage in stages for layer in stage.spec.layers) == MODEL.spec.layers
     assert sum(weight_bytes(stage.weights, "bfloat16") for stage in stages) == weight_bytes(MODEL.weight_map, "bfloat16")
     assert sum(state_elements(stage.spec)[0] for stage in stages) == state_elements(MODEL.spec)[0]
     assert [line.name for line in stages[0].extras.lines if "vision" in line.name] == ["weights vision"]
-    assert stages[-1].extras.groups == (group,) and stages[-1].extras.slot_bytes == 5
-    assert all(not stage.extras.groups and not stage.extras.slot_bytes for stage in stages[:-1])
+    assert stages[-1].spec.drafter == kept and stages[-1].extras.slot_bytes == 5
+    assert all(stage.spec.drafter is None and not stage.extras.slot_bytes for stage in stages[:-1])
     assert all(stage.extras.one_scale for stage in stages)
 
 

@@ -480,7 +480,7 @@ def _gathered_lines(
     spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, fixed: Sequence[BudgetLine]
 ) -> list[BudgetLine]:
     """What attention needs on a CPU, where it gathers what it reads, beyond the workspace of `fixed`."""
-    groups = [group for group in layout.groups if group.index < len(cache_groups(spec))]
+    groups = layout.groups
     if not groups:
         return []
     exact = max(4, itemsize(dtypes.compute))

@@ -21,21 +21,18 @@ class BudgetLine:
 class Extras:
     """What a budget has beyond the decoder's own.
 
-    lines: parts of a fixed size. slot_bytes: what every state slot has more, and slot_why. groups: cache groups of a drafter's
-    layers, which need pages for the same tokens; they are numbered anew. one_scale: 8-bit keys and values have one scale for
-    all, and no bytes for those of each token and head.
+    lines: parts of a fixed size. slot_bytes: what every state slot has more, and slot_why. one_scale: 8-bit
+    keys and values have one scale for all, and no bytes for those of each token and head.
     """
 
     lines: tuple[BudgetLine, ...] = ()
     slot_bytes: int = 0
     slot_why: str = ""
-    groups: tuple[CacheGroup, ...] = ()
     one_scale: bool = False
 
     def all_groups(self, spec: ModelSpec) -> tuple[CacheGroup, ...]:
-        """The model's groups, then the drafter's."""
-        groups = [replace(group, index=index) for index, group in enumerate((*cache_groups(spec), *self.groups))]
-        return tuple(replace(group, token_vectors=0) if self.one_scale else group for group in groups)
+        """The model's groups, with a drafter's layers."""
+        return tuple(replace(group, token_vectors=0) if self.one_scale else group for group in cache_groups(spec))
 
 
 NONE = Extras()
