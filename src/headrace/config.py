@@ -88,6 +88,10 @@ class EngineConfig:
         None, "Most drafts of a sequence in a step, of which there are as many as pay at the time, or none; the drafter's own "
         "number if not given.", metavar="N"
     )
+    verify_tokens: int | None = setting(
+        None, "Most drafts of a sequence that a step verifies with --speculate mtp or dflash: where its newest tokens stand in "
+        "it earlier too, what followed there goes behind the drafter's own. As many as those if not given.", metavar="N"
+    )
     drafter: str | None = setting(
         None, "Directory of the drafter for --speculate dflash; for plan the published one if not given.", metavar="DIR"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +17,7 @@ from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import FAST_CHUNK_TOKENS
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.workspace import step_tokens
+from headrace.types import MOST_DRAFTS
 
 VOCABULARY_STEP = 128
 """Whole tiles of the model's head, however it is stored."""
@@ -35,12 +37,24 @@ def drafter_for(model: Model, config: EngineConfig, dtypes: Dtypes) -> DrafterMe
     _check_vocabulary(model, config)
     folder = Path(config.drafter) if config.drafter else None
     try:
-        return drafter_memory(model, method_of(config), config.draft_tokens, folder, dtypes, config.context)
+        memory = drafter_memory(model, method_of(config), config.draft_tokens, folder, dtypes, config.context)
     except (CheckpointError, ConfigError) as error:
         if config.speculate != "auto":
             raise
         logging.getLogger("headrace").warning("nothing is drafted: %s", error)
         return NO_DRAFTER
+    return memory if config.verify_tokens is None else _extended(memory, config.verify_tokens)
+
+
+def _extended(memory: DrafterMemory, most: int) -> DrafterMemory:
+    """With drafts of lookup behind the drafter's own, `most` of a row. Raises ConfigError where there is nothing to extend."""
+    if memory.method in ("off", "lookup"):
+        raise ConfigError(f"verify_tokens {most} is for drafters that lookup extends, mtp and dflash, not {memory.method}")
+    if not memory.drafts <= most <= MOST_DRAFTS:
+        raise ConfigError(
+            f"verify_tokens must be from {memory.drafts}, which are {memory.method}'s own, to {MOST_DRAFTS}, not {most}"
+        )
+    return replace(memory, drafts=most, extended=most - memory.drafts)
 
 
 def _check_vocabulary(model: Model, config: EngineConfig) -> None:
@@ -59,7 +73,11 @@ def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: 
     slot_bytes = drafter.slot_bytes(model.spec.hidden, dtypes)
     why = f"{drafter.taps} hidden states of each token that waits to be taken in, {RING_TOKENS} at most"
     if drafter.method == "lookup":
-        slot_bytes, why = lookup_bytes(looked_up(model, config)), "the sequence's tokens, to look drafts up in"
+        why = "the sequence's tokens, to look drafts up in"
+    elif drafter.extended:
+        why += "; and the sequence's tokens, to look drafts up in"
+    if drafter.method == "lookup" or drafter.extended:
+        slot_bytes += lookup_bytes(looked_up(model, config))
     tokens = step_tokens(
         config.chunk_tokens or FAST_CHUNK_TOKENS, config.max_seqs or DEFAULT_MAX_SEQS, drafter.drafts
     )
