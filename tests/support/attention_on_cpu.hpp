@@ -18,12 +18,6 @@ static float __int_as_float(u32 bits) { return __uint_as_float(bits); }
 static float half_to_float(u32 bits) { return from_half(bits & 0xFFFF); }
 static float exp2_of(float x) { return exp2f(x); }
 template <bool TO_BF16> static u32 pack2(float low, float high) { return TO_BF16 ? pack_bfloat(low, high) : pack_half(low, high); }
-static u32 __byte_perm(u32 x, u32 y, u32 selector) {
-  const unsigned long long both = (unsigned long long)y << 32 | x;
-  u32 d = 0;
-  for (int i = 0; i < 4; i++) d |= (u32)(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
-  return d;
-}
 template <int FIRST> static u32 decode2(u32 w) {  // int8, its sign bit flipped; e4m3 / 256
   u32 d = 0;
   for (int i = 0; i < 2; i++) {
@@ -34,6 +28,12 @@ template <int FIRST> static u32 decode2(u32 w) {  // int8, its sign bit flipped;
   return d;
 }
 
+#ifdef PARTS
+static void await_part(int part) {
+  static Meeting meetings[PARTS];
+  meetings[part].hold(32 * TILES, [] {});
+}
+#endif
 static void commit_copies() {}
 template <int PENDING> static void await_copies() {}
 static void __threadfence() {}

@@ -114,6 +114,12 @@ static u32 pack_half(float low, float high) { return to_half(low) | to_half(high
 static u32 pack_bfloat(float low, float high) { return to_bfloat(low) | to_bfloat(high) << 16; }
 static float low_half(u32 pair) { return from_half(pair); }
 static float high_half(u32 pair) { return from_half(pair >> 16); }
+static u32 __byte_perm(u32 x, u32 y, u32 selector) {
+  const unsigned long long both = (unsigned long long)y << 32 | x;
+  u32 d = 0;
+  for (int i = 0; i < 4; i++) d |= (u32)(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+  return d;
+}
 static float exponential(float x) { return expf(x); }
 static float reciprocal(float x) { return 1.0f / x; }
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }

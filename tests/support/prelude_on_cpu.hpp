@@ -9,6 +9,15 @@ static u32 add_product2(u32 a, u32 b, u32 c) {  // rounded twice
   for (int i = 0; i < 2; i++) sum[i] = from_half(half_of(a, i)) * from_half(half_of(b, i)) + from_half(half_of(c, i));
   return pack_half(sum[0], sum[1]);
 }
+static u32 fma_halves(u32 a, u32 b, u32 c) { return add_product2(a, b, c); }
+static u32 pack_halves(float low, float high) { return pack_half(low, high); }
+static float2 halves_of(u32 pair) { return {low_half(pair), high_half(pair)}; }
+static void mma_in_halves(u32 (&d)[2], const u32 (&a)[4], u32 b0, u32 b1, bool first) {
+  float sums[4] = {low_half(d[0]), high_half(d[0]), low_half(d[1]), high_half(d[1])}, none[4] = {};
+  float(&into)[4] = first ? none : sums;
+  mma(into, a, b0, b1);
+  d[0] = pack_half(into[0], into[1]), d[1] = pack_half(into[2], into[3]);
+}
 static u32 both_low(u32 pair) { return half_of(pair, 0) * 0x10001; }
 static u32 both_high(u32 pair) { return half_of(pair, 1) * 0x10001; }
 static u32 pack2(float low, float high) { return pack_half(low, high); }

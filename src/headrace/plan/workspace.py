@@ -27,7 +27,7 @@ RANKED_BYTES = 76
 """Logits that kernels.sample ranks at once, where draws or log-probabilities need it, and bytes of each meanwhile: 64 of the
 ranking, and copies of the logits as they are, adjusted, and gathered."""
 DECODED_BYTES = 64 * 2**20
-"""Pieces of packed weights that kernels.low_bit_linear decodes for many rows, but on Hopper."""
+"""What kernels.low_bit_linear takes for many rows, but on Hopper: activations in fp16, or pieces of weights decoded."""
 FUSED_TOKENS = 256
 """For so many it decodes none anywhere."""
 SPLIT_TOKENS, SPLIT_QUERIES, SPLIT_RESIDENT = 32, 64, 3

@@ -60,15 +60,16 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
                 yield build("few_rows", cuda.source("few_rows"), shared, **macros)
         many = forms.many_rows_form(16, outputs, inputs, formats, card)
         yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), **cuda.many_macros(many))
-        for rows in (17, 64, 80, 128, 256, 300, 1024):
+        for rows in (9, 17, 64, 80, 128, 256, 300, 1024):
             if card.capability == 90:
                 wide = tile_forms.hopper_rows_form(rows, outputs, inputs, formats, card)
                 text = cuda.hopper_source(wide.block_rows, bool(formats["BF16"]))
                 macros = cuda.hopper_macros(wide, tile_forms.hopper_share(wide, rows, outputs, inputs, card))
                 yield build("hopper_rows", text, wide.shared_bytes(formats), **macros)
             else:
-                tall = tile_forms.ampere_rows_form(rows, outputs, formats, card)
+                tall = tile_forms.ampere_rows_form(rows, formats, card)
                 macros = cuda.ampere_macros(tall, tile_forms.ampere_share(tall, rows, outputs, inputs, card))
+                yield build("halves", cuda.source("halves"), 0, **cuda.halves_macros(inputs))
                 yield build("ampere_rows", cuda.source("ampere_rows"), tall.shared_bytes(formats), **macros)
 
 
@@ -178,7 +179,7 @@ def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poison
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [17, 33, 65, 300])
+@pytest.mark.parametrize("rows", [9, 17, 33, 65, 300])
 @pytest.mark.parametrize("shape", [*LARGE, (34_816, 512, 128, False, torch.bfloat16, torch.bfloat16)], ids=str)
 def test_kernel_without_wgmma_on_a_gpu(shape: tuple[Any, ...], rows: int) -> None:
     """On any card: right, and the same bits in a graph, in which sums pass from block to block."""
@@ -190,7 +191,7 @@ def test_kernel_without_wgmma_on_a_gpu(shape: tuple[Any, ...], rows: int) -> Non
     tile_(packed, scale, zero)
     made = [torch.full((rows, outputs), float("nan"), dtype=dtype, device="cuda") for _ in range(8)]
     for card in (CARDS[0], cuda.card(x.device)):
-        form = tile_forms.ampere_rows_form(rows, outputs, cuda.formats_of(x, packed, scale, zero), card)
+        form = tile_forms.ampere_rows_form(rows, cuda.formats_of(x, packed, scale, zero), card)
         cuda.ampere_rows(x, packed, scale, zero, made[0], form)
         agree((made[0],), (expected,), dtype)
         graph = torch.cuda.CUDAGraph()

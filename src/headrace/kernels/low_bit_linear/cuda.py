@@ -1,9 +1,10 @@
 """low_bit_linear on NVIDIA cards of compute capability 8.0 and later: CUDA C++ on tiled weights, compiled by NVRTC.
 
 Up to MOST_FEW_ROWS rows one kernel reads the weights at the memory's rate (few.py); up to MOST_FUSED_ROWS (on Hopper, where
-that is wgmma: always) others decode them on the way into the tensor cores; for more, pieces of the weight are decoded into a
-workspace of WORKSPACE_BYTES for the library's matrix product. Other memory: tile_forms.sums_of float32 numbers that a device
-keeps, and with 9 to 16 rows, where the inputs are cut into parts, parts x rows x outputs.
+that is wgmma, and on HALF_RATE cards: always) others decode them on the way into the tensor cores; for more, pieces of the
+weight are decoded into a workspace of WORKSPACE_BYTES for the library's matrix product. As much is taken at most for x in
+fp16 where there is no wgmma. Other memory: tile_forms.sums_of float32 numbers that a device keeps, and with 9 to 16 rows,
+where the inputs are cut into parts, parts x rows x outputs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ from headrace.kernels.tensor_map import TensorMap, boxes_of_rows, boxes_of_words
 
 MOST_FEW_ROWS = 8
 MOST_FUSED_ROWS = 256
+HALF_RATE = (86, 89, 120)
+"""Capabilities whose consumer cards sum products in float32, as the library does, at half the rate of sums in fp16."""
 WORKSPACE_BYTES = 64 * 2**20
 WITH_WGMMA = "hopper_rows"
+_WHOLE_ROWS = 64
+"""Of the largest tile of ampere_rows."""
+_HALVES_THREADS = 512
 _BESIDE = {"few_rows": ("few_outputs.cuh",), "hopper_rows": ("work.cuh", "group_scale.cuh"),
            "ampere_rows": ("work.cuh", "group_scale.cuh")}
 """What sources begin with besides primitives and prelude."""
@@ -53,11 +59,11 @@ def low_bit_linear(
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
     capability = card(x.device).capability
-    if rows < tile_forms.LEAST_ROWS:
+    if capability == 90 and rows < tile_forms.LEAST_ROWS:
         many_rows(x, packed, scale, zero, y)
     elif capability == 90:
         hopper_rows(x, packed, scale, zero, y)
-    elif rows <= MOST_FUSED_ROWS:
+    elif rows <= MOST_FUSED_ROWS or capability in HALF_RATE:
         ampere_rows(x, packed, scale, zero, y)
     else:
         through_workspace(x, packed, scale, zero, y)
@@ -114,7 +120,11 @@ def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
 
 
 def ampere_macros(form: AmpereRows, share: Share) -> dict[str, int]:
-    return {"BLOCK_ROWS": form.block_rows, "K_PARTS": form.k_parts, "STAGES": form.stages, "SPLIT": int(share.split)}
+    return {"BLOCK_ROWS": form.block_rows, "STAGES": form.stages, "SPLIT": int(share.split)}
+
+
+def halves_macros(inputs: int) -> dict[str, int]:
+    return {"THREADS": _HALVES_THREADS, "PIECES": -(-inputs // (8 * _HALVES_THREADS))}
 
 
 def many_rows(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: ManyRows | None = None) -> None:
@@ -161,14 +171,32 @@ def _boxes(packed: Tensor, scale: Tensor, formats: Mapping[str, int], form: Hopp
 def ampere_rows(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: AmpereRows | None = None
 ) -> None:
-    """Writes y; any number of rows."""
+    """Writes y; any number of rows, as many at a time as WORKSPACE_BYTES hold of x in fp16."""
+    step = max(1, WORKSPACE_BYTES // (2 * x.shape[1] * _WHOLE_ROWS)) * _WHOLE_ROWS
+    for rows, into in zip(torch.split(x, step), torch.split(y, step), strict=True):
+        _ampere_rows(rows, packed, scale, zero, into, form)
+
+
+def _ampere_rows(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: AmpereRows | None
+) -> None:
     (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
     formats = formats_of(x, packed, scale, zero)
-    form = form or tile_forms.ampere_rows_form(rows, outputs, formats, here)
+    form = form or tile_forms.ampere_rows_form(rows, formats, here)
     share = tile_forms.ampere_share(form, rows, outputs, inputs, here)
     kernel = function("ampere_rows", formats | ampere_macros(form, share), 256, form.shared_bytes(formats), x.device)
-    kernel((share.workers, 1, 1), packed, scale, zero, x, y, _sums(x.device), rows, outputs, inputs,
-           ctypes.c_longlong(x.stride(0)), share.waves, tile_forms.row_band(form.block_rows))
+    kernel((share.workers, 1, 1), packed, scale, zero, *in_halves(x, formats), y, _sums(x.device), rows, outputs, inputs,
+           share.waves, tile_forms.row_band(form.block_rows))
+
+
+def in_halves(x: Tensor, formats: dict[str, int]) -> tuple[Tensor, Tensor]:
+    """x in fp16, each row times a power of two, and what undoes it and the weights' unit, with room for whole tiles of rows."""
+    rows, inputs = x.shape
+    halves = torch.empty(rows, inputs, dtype=torch.float16, device=x.device)
+    units = torch.empty(-(-rows // _WHOLE_ROWS) * _WHOLE_ROWS, dtype=torch.float32, device=x.device)
+    kernel = function("halves", formats | halves_macros(inputs), _HALVES_THREADS, 0, x.device)
+    kernel((rows, 1, 1), x, halves, units, inputs, ctypes.c_longlong(x.stride(0)))
+    return halves, units
 
 
 def _sums(device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ Times are of an H200 (benchmarks/kernels/low_bit_linear.py); elsewhere the same 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from headrace.kernels.card import Card
 from headrace.kernels.low_bit_linear.forms import Formats
@@ -78,15 +79,12 @@ class HopperRows:
 
 @dataclass(frozen=True, slots=True)
 class AmpereRows:
-    """Rows of x of a tile, warps of the same outputs (each has a part of a chunk's inputs), chunks of 128 inputs in flight."""
+    """Rows of x of a tile of 256 outputs, chunks of 128 inputs in flight."""
 
     block_rows: int
-    k_parts: int
     stages: int = 4
-
-    @property
-    def block_outputs(self) -> int:
-        return 64 * 8 // self.k_parts
+    block_outputs = 256
+    resident = 1
 
     def shared_bytes(self, formats: Formats) -> int:
         groups = INPUTS // formats["GROUP"] if formats["GROUP"] else 0
@@ -94,6 +92,8 @@ class AmpereRows:
         stage = self.block_outputs // ROWS * tile + self.block_rows * INPUTS * 2
         return self.stages * (-(-stage // _LINE_BYTES) * _LINE_BYTES) + _WORK_BYTES
 
+
+Rows = TypeVar("Rows", HopperRows, AmpereRows)
 
 HOPPER_FORMS = {  # and microseconds for one chunk of a tile
     HopperRows(32, 2, 1, 2): 0.65,
@@ -150,7 +150,8 @@ def hopper_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, car
     return fitting(min(tall, key=cost), formats, card)
 
 
-def fitting(form: HopperRows, formats: Formats, card: Card) -> HopperRows:
+def fitting(form: Rows, formats: Formats, card: Card) -> Rows:
+    """With as many chunks in flight as fit."""
     while form.shared_bytes(formats) > _room(card, form.resident):
         form = replace(form, stages=form.stages - 1)
     return form
@@ -163,18 +164,13 @@ def hopper_share(form: HopperRows, rows: int, outputs: int, inputs: int, card: C
 
 
 @remembered
-def ampere_rows_form(rows: int, outputs: int, formats: Formats, card: Card) -> AmpereRows:
-    """Wide tiles read x less often; of narrow ones there are enough for all processors where outputs are few."""
-    block_rows = 32 if rows <= 32 else 64
-    wide = AmpereRows(block_rows, 2)
-    many = -(-rows // block_rows) * -(-outputs // wide.block_outputs) >= card.processors
-    form = wide if many and formats["BITS"] == 4 else AmpereRows(block_rows, 4)
-    while form.shared_bytes(formats) > card.shared_bytes:
-        form = replace(form, stages=form.stages - 1)
-    return form
+def ampere_rows_form(rows: int, formats: Formats, card: Card) -> AmpereRows:
+    """Small groups and zero points leave no registers for 64 rows."""
+    plain = formats["GROUP"] in (0, INPUTS) and not formats["ZEROS"]
+    block_rows = next((r for r in (16, 32) if rows <= r), 64 if plain else 32)
+    return fitting(AmpereRows(block_rows), formats, card)
 
 
-@remembered
 def ampere_share(form: AmpereRows, rows: int, outputs: int, inputs: int, card: Card) -> Share:
     row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // form.block_outputs)
     return share(row_blocks, output_blocks, inputs, card.processors)
