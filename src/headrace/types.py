@@ -205,8 +205,8 @@ class HostCopies:
 
     to_host: pages by device page and host page; states: by checkpoint slot and host checkpoint; from_host: by host page and
     device page; resumed: by slot and host checkpoint. Rows of the plan do not wait for what comes back, but those of sequences
-    that it admits as restored by it. waits: what follows in the plan may overwrite what this plan or an earlier one copies
-    to host memory, or what an earlier one brings back.
+    that it admits as restored by it. waits: the plan may overwrite what an earlier one copies to host memory or brings
+    back, and behind its own copies what these read.
     """
 
     to_host: tuple[PageCopy, ...] = ()

@@ -203,7 +203,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         used = [holding.slot for holding in held]
         assert len(used) == len(set(used)) and len(used) + slots.free == slots.total
         kept_states = {checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()}
-        copied = {checkpoint.slot for each in leaving for checkpoint in each.states}  # and perhaps evicted meanwhile
+        given_back = prefixes._host._given_back if prefixes._host else []
+        copied = {state.slot for state in (*given_back, *(state for each in leaving for state in each.states))}  # or evicted
         free = prefixes.cache.checkpoint_slots._free
         assert sorted((*(kept_states | copied), *free)) == list(range(self.layout.checkpoints)), "a checkpoint slot is lost"
         if prefixes._host:

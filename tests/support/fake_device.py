@@ -29,7 +29,7 @@ class FakeDevice:
     its sequence, its tokens (the recurrent state) and its next input; a checkpoint salt and tokens. Every row asserts that its
     state ends where it starts, or behind that where drafts may have been accepted since, and that its window is in its pages.
     With drafts a message's end freezes its slot: rows behind it do nothing. recurrent: whether states are resumed from
-    checkpoints, or follow from the pages. What comes back from host memory does so as late as it may, or when it `lands`."""
+    checkpoints, or follow from the pages. What goes to host memory and comes back does so as late as it may, or to `land`."""
 
     def __init__(self, layout: CacheLayout, *, recurrent: bool = True) -> None:
         self.layout, self.recurrent = layout, recurrent
@@ -39,6 +39,7 @@ class FakeDevice:
         self.host_kept: dict[int, tuple[str, list[int]]] = {}
         self.brought: dict[int, tuple[str, list[int]]] = {}  # by slot: states that came from host memory
         self.coming: dict[int, HostCopies] = {}  # by step
+        self.going: list[HostCopies] = []
         self.steps_run = -1
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(layout.slots)] for _ in layout.groups]
         self.owner: list[int | None] = [None] * layout.slots
@@ -48,17 +49,19 @@ class FakeDevice:
         self.frozen = [False] * layout.slots
 
     def run(self, plan: StepPlan) -> StepResult:
+        host = plan.host or HostCopies()
+        if host.waits:
+            self.land()
         assert len({copy.checkpoint for copy in plan.checkpoints}) == len(plan.checkpoints), "two states in one checkpoint"
         for taken in plan.checkpoints:
             request = self.request[taken.slot]
             assert request is not None and 0 <= taken.checkpoint < self.layout.checkpoints
             self.kept[taken.checkpoint] = (request.salt, list(self.state[taken.slot]))
-        host = plan.host or HostCopies()
-        if host.waits or host.to_host or host.states:
+        if host.to_host or host.states:
             self.land()
-        self._copy(host.to_host, self.cells, self.host_cells)
-        for taken in host.states:
-            self.host_kept[taken.checkpoint] = self.kept[taken.slot]
+            self.going.append(host)
+        if host.waits:
+            self.save()
         self._copy(plan.page_copies, self.cells, self.cells)
         self.coming[plan.step] = host
         self.steps_run = plan.step
@@ -71,8 +74,17 @@ class FakeDevice:
         assert {each.sequence for each in plan.admissions} <= {row.sequence for row in plan.rows}, "one has no row"
         return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
 
+    def save(self) -> None:
+        """What goes to host memory is there."""
+        for host in self.going:
+            self._copy(host.to_host, self.cells, self.host_cells)
+            for taken in host.states:
+                self.host_kept[taken.checkpoint] = self.kept[taken.slot]
+        self.going.clear()
+
     def land(self, step: int | None = None) -> None:
-        """What the plan of that step, or any, brings back from host memory is there."""
+        """What the plan of that step, or any, brings back from host memory is there, and all that goes there."""
+        self.save()
         for each in list(self.coming) if step is None else [step]:
             host = self.coming.pop(each, HostCopies())
             self._copy(host.from_host, self.host_cells, self.cells)

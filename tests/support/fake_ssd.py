@@ -61,6 +61,7 @@ class FakeSsd:
         return True
 
     def _content(self, entry: HostEntry) -> Any:
+        self.device.save()
         cells = [[[self.device.host_cells[group].get((page, offset)) for offset in range(self.device.layout.page_tokens)]
                   for page in run] for group, run in enumerate(entry.pages)]
         return cells, None if entry.state is None else self.device.host_kept.get(entry.state)

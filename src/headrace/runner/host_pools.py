@@ -85,7 +85,12 @@ class HostPools:
                     self._copy_state(self._pools, self._slots + copy.slot, self._host, copy.checkpoint)
                 self._saves = [each for each in self._saves if not _over(each)]
                 self._saves += _copied(_mark(self._saving), _mark(self._saving), used)
-        if copies.waits and self._saving is not None and self._loading is not None:
+        if copies.waits:
+            self.await_copies()
+
+    def await_copies(self) -> None:
+        """The steps' stream goes on when all that was copied so far is done."""
+        if self._saving is not None and self._loading is not None:
             torch.cuda.current_stream().wait_stream(self._saving)
             torch.cuda.current_stream().wait_stream(self._loading)
 

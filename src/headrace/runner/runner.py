@@ -258,6 +258,8 @@ class Runner:
 
     def _prepare(self, plan: StepPlan) -> None:
         """All that a plan wants done before its rows."""
+        if plan.host is not None and plan.host.waits and self.host is not None:
+            self.host.await_copies()
         if plan.checkpoints:
             if self._drafting is not None:
                 self._drafting.proposer.settle([copy.slot for copy in plan.checkpoints])

@@ -68,6 +68,7 @@ class HostTier:
         self._page_tokens = layout.page_tokens
         self._least_tokens = settings.split_tokens
         self._leaving: deque[_Leaving] = deque()
+        self._given_back: list[Checkpoint] = []  # states that are copied by the plan in the making
         self._reading: list[Lease] = []
         self._to_host: dict[tuple[int, int], int] = {}  # (group, host page) -> device page
         self._states: dict[int, int] = {}  # host checkpoint -> checkpoint slot
@@ -132,9 +133,15 @@ class HostTier:
     def _give_back(self) -> None:
         leaving = self._leaving.popleft()
         self._device.close(leaving.lease)
-        for state in leaving.states:
-            self._device.unhold(state)
+        if leaving.plans == 0:  # a plan takes states before it copies any to the host
+            self._given_back += leaving.states
+        else:
+            self._unhold(leaving.states)
         self._waits = True
+
+    def _unhold(self, states: list[Checkpoint]) -> None:
+        for state in states:
+            self._device.unhold(state)
 
     # And back
 
@@ -220,5 +227,7 @@ class HostTier:
         self.cache.end_plan()
         for leaving in self._leaving:
             leaving.plans += 1
+        self._unhold(self._given_back)
+        self._given_back = []
         self._reading, self._to_host, self._states, self._from_host, self._resumed, self._waits = [], {}, {}, [], [], False
         return copies if copies != HostCopies() else None
