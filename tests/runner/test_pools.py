@@ -23,8 +23,10 @@ from headrace.models.spec import (
 from headrace.plan.budget import make_budget
 from headrace.plan.draft_memory import ring_bytes
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
+from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools
 from headrace.runner.progress import draft_slots
+from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
 
 ATTENTION = AttentionSpec(4, 2, 16, RopeSpec(1e4, 16))
@@ -63,7 +65,7 @@ def test_drafts_take_the_budget_s_bytes(dtype: str) -> None:
     slots = draft_slots(pools, sampler, torch.device("cpu"))
     (ring,) = (ring for ring in pools.rings if ring is not None)
     held = [ring.keys, ring.deltas, ring.decays, ring.inputs, slots.pending, slots.parity, slots.positions, slots.ends,
-            slots.frozen]
+            slots.frozen, Proposer(None, slots, PageTables(budget.layout, 100, torch.device("cpu")), sampler, 5).proposed]
     lines = {line.name: line.bytes for line in budget.lines}
     assert sum(tensor.nbytes for tensor in held) == lines["drafts"]
     assert ring.keys.shape == (4, 2, 5, 2, 8) and ring.keys.itemsize == (2 if dtype.endswith("16") else ring.inputs.itemsize)
