@@ -366,3 +366,33 @@ def test_a_result_of_another_step_is_refused() -> None:
         assert "step 7" in str(error)
     else:
         raise AssertionError("the wrong result was taken")
+
+
+def test_a_state_on_its_way_to_the_host_keeps_its_slot_until_it_is_there() -> None:
+    """Of two sequences that end for one plan, with a slot for one state, the second must not take the first one's."""
+    machine = SchedulerMachine()
+    machine.start(
+        page=4, block_pages=1, spare=0, checkpoints=1, depth=3, ssd=0.0, drafts=0, host_pages=3, windowed=False, chunk=8,
+        slots=2, prefixes=True, split_tokens=1, seed=0,
+    )
+
+    def arrive(prompt: list[int], max_tokens: int, *, kept: bool) -> None:
+        request = make_request(f"r{machine.count}", tuple(prompt), max_tokens)
+        request = replace(request, params=replace(request.params, cache_prompt=kept), message_ends=(1,) if kept else ())
+        machine.count += 1
+        machine.requests[request.id], machine.outputs[request.id] = request, []
+        machine.scheduler.add(request)
+        machine.sequences.append(machine.scheduler._by_request[request.id])
+
+    arrive([0], 0, kept=True)
+    arrive([0] * 5, 0, kept=False)
+    machine.step(times=1)
+    arrive([0, 0], 0, kept=False)
+    arrive([0] * 12, 7, kept=False)
+    known = [*machine.requests["r3"].prompt, *expected_output(machine.requests["r3"])]
+    arrive([*known[:16], *[0] * 7], 3, kept=True)
+    machine.step(times=5)
+    arrive([30, 0, 14, 16, 0, 32, 17, 16, 34, 19, 34], 20, kept=True)
+    machine.step(times=7)
+    machine.teardown()
+    assert machine.scheduler.stats().preemptions_total == 1
