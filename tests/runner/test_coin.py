@@ -42,19 +42,19 @@ def test_an_engine_accepts_what_its_coin_accepts() -> None:
     config = EngineConfig(**SHAPE, speculate="lookup", draft_tokens=3, synthetic_acceptance=0.5)
     built = build_engine(find_model(None, config), config, None)
     core, made = built.core, 0
-    for chance in (0.0, 0.6, 1.0):
+    for chance in (0.6, 1.0):
         built.runner.accept([chance] * 4)
         before = core.stats()
         for number in range(4):
             params = SamplingParams(temperature=float(number % 2), presence_penalty=float(number // 2))
-            core.add(Request(f"r{made}", (1, 2, 3), params, made, 100))
+            core.add(Request(f"r{made}", (1, 2, 3), params, made, 48))
             made += 1
         while core.has_work:
             core.step()
         after = core.stats()
         first, kept = (now[0] - then[0] for now, then in ((after.drafted, before.drafted), (after.accepted, before.accepted)))
-        assert first >= 96
-        assert kept / first == pytest.approx(chance, abs=0.15)  # 40 rows of each sequence at least, three deviations
+        assert first >= 44
+        assert kept / first == pytest.approx(chance, abs=0.2)  # of eighty rows, four deviations
 
 
 @pytest.mark.parametrize(

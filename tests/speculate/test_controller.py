@@ -36,7 +36,7 @@ def rate(survival: list[list[float]], drafts: tuple[int, ...], costs: StepCosts,
     size = min(size for size in costs.steps if size >= rows)
     seconds = costs.steps[size][size]
     if any(drafts):
-        seconds = min(s for tokens, s in costs.steps[size].items() if tokens >= size + sum(drafts))
+        seconds = max(seconds, min(s for tokens, s in costs.steps[size].items() if tokens >= size + sum(drafts)))
     deepest = max(drafts)
     if deepest and costs.drafter:
         seconds += costs.drafter[size][deepest - 1]

@@ -40,12 +40,14 @@ class StepCosts:
             raise ValueError(f"drafter costs are of {sorted(self.drafter)} rows, step costs of {sorted(self.steps)}")
 
     def stairs(self, rows: int) -> Floats:
-        """Seconds of a step of `rows` rows by its drafts, 0, 1, ... as many as any step of so many rows can have."""
+        """Seconds of a step of `rows` rows by its drafts, 0, 1, ... as many as any step of so many rows can have. Never less with
+        drafts than without: where it was measured so, that is the measurement's noise.
+        """
         if rows not in self._stairs:
             size = self._size(rows)
             steps = self.steps[size]
             seconds = [steps[self.count(size, drafts)] for drafts in range(max(steps) - min(steps) + 1)]
-            self._stairs[rows] = np.array(seconds)
+            self._stairs[rows] = np.maximum(seconds, seconds[0])
         return self._stairs[rows]
 
     def count(self, size: int, drafts: int) -> int:

@@ -1,0 +1,54 @@
+"""The controller with its memory, as the scheduler asks it: what it learns, what it tells, and what it complains of once."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from headrace.speculate.costs import StepCosts
+from headrace.speculate.pace import FixedPace, MeasuredPace
+
+COSTS = StepCosts({2: {2: 1.0, 4: 1.2, 8: 1.5, 16: 2.0}}, {2: tuple(0.02 * k for k in range(1, 8))})
+
+
+def run(pace: MeasuredPace, chances: list[float], steps: int) -> list[tuple[int, ...]]:
+    rng, found = np.random.default_rng(3), []
+    slots, rows = list(range(len(chances))), len(chances)
+    for slot in slots:
+        pace.begin(slot)
+    for _ in range(steps):
+        found.append(pace.choose(slots, [7] * rows, [0] * rows))
+        fell = np.cumprod(rng.random((rows, 7)) < np.array(chances)[:, None], axis=1).sum(1)
+        pace.observe(slots, found[-1], np.minimum(fell, found[-1]).tolist())
+    return found
+
+
+def test_it_learns_what_each_sequence_accepts() -> None:
+    pace = MeasuredPace(4, 7, COSTS)
+    chosen = run(pace, [0.95, 0.0], 200)
+    assert all(first >= 5 for first, _ in chosen[-20:]) and sum(second for _, second in chosen[-50:]) < 10
+    assert pace.chosen == sum(chosen[-1]) and pace.gain > 1
+    pace.begin(0)  # another sequence, of which nothing is known
+    again = run(pace, [0.0, 0.0], 200)
+    assert sum(map(sum, again[-50:])) <= 4 and pace.gain >= 0
+
+
+def test_no_row_has_more_than_it_may() -> None:
+    for pace in (MeasuredPace(2, 7, COSTS), FixedPace(7, 5)):
+        assert all(count <= limit for count, limit in zip(pace.choose([0, 1], [0, 3], [9, 9]), (0, 3), strict=True))
+        pace.observe([], [], [])
+    assert FixedPace(7, 5).choose([0, 1], [7, 3], [9, 9]) == (5, 3)
+
+
+def test_drafts_that_do_not_pay_are_said_to_once(caplog: pytest.LogCaptureFixture) -> None:
+    dear = StepCosts({2: {2: 1.0, 16: 1.01}}, {2: (0.0,) * 7})
+    with caplog.at_level(logging.WARNING, "headrace"):
+        run(MeasuredPace(2, 7, dear), [0.9, 0.9], 600)
+        assert not caplog.records
+        costly = MeasuredPace(2, 7, COSTS)
+        for _ in range(1000):
+            costly.observe([0, 1], [1, 1], [0, 0])
+    (record,) = caplog.records
+    assert "0 % of the first ones are accepted, 22 % would have to be" in record.getMessage()
