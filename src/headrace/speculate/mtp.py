@@ -12,10 +12,10 @@ p + 1: the pages of a prefix hold all that there is of it, whatever follows. Pla
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from headrace.kernels.angles import angles
 from headrace.kernels.joined_norms import Before, joined_norms, keep_last
@@ -39,6 +39,8 @@ from headrace.types import Admission
 
 FIRST_PLACE = 1
 """Where the head's keys and values begin in a sequence's pages."""
+_NEVER = -1e4
+"""A logit of what is not drafted, which has a number in every type and no share at any temperature."""
 
 
 def build_mtp(
@@ -142,7 +144,7 @@ class MtpDrafter:
         (self._group,) = around.groups
         layout = around.layout
         self._page_tokens, self._padding = layout.page_tokens, layout.pages[self._group] * layout.page_tokens
-        self._scores, self._first_tokens = _scores_of(around.decoder, vocabulary), vocabulary
+        self._scores = _scores_of(around.decoder, vocabulary)
         (self._hidden,) = around.pools.windows  # [slots, hidden], checkpoints behind them
 
     @property
@@ -169,14 +171,13 @@ class MtpDrafter:
     def propose(self, asked: Asked) -> Proposal:
         table = asked.page_tables[self._group]
         tokens, hidden, drafts = asked.tokens, self._hidden[asked.slots], list[Tensor]()
-        among = None if self._first_tokens is None else torch.arange(self._first_tokens, device=tokens.device)
         for draft in range(asked.most):
             # Rows that want fewer have no pages there: they stay where they are, and write to the padding page.
             places = (asked.positions + (asked.counts - 1).clamp(0, draft)).clamp(min=FIRST_PLACE)
             at = self._write_at(table, places, draft < asked.counts)
             x = self._module.join(tokens, self._decoder.embedding.weight, hidden)
             hidden = self._module(x, places, self._pools, table, at)
-            tokens = asked.draw(self._scores(hidden), draft, among)
+            tokens = asked.draw(self._scores(hidden), draft)
             drafts.append(tokens)
         return Proposal(torch.stack(drafts, 1))
 
@@ -186,9 +187,13 @@ class MtpDrafter:
 
 
 def _scores_of(decoder: Decoder, vocabulary: int | None) -> Callable[[Tensor], Tensor]:
-    """What makes scores of hidden states, of the first tokens, so many, or of all."""
+    """What makes scores [R, vocabulary of the model] of hidden states; those behind the first tokens, so many, are _NEVER."""
     if vocabulary is None:
         return decoder.scores
-    if decoder.head is None:
-        return partial(linear, weight=decoder.embedding.weight[:vocabulary])
-    return decoder.head.first(vocabulary)
+    table, head = decoder.embedding.weight[:vocabulary], decoder.head and decoder.head.first(vocabulary)
+
+    def scores(hidden: Tensor) -> Tensor:
+        found = linear(hidden, table) if head is None else head(hidden)
+        return pad(found, (0, decoder.spec.vocab_size - vocabulary), value=_NEVER)
+
+    return scores
