@@ -225,6 +225,18 @@ def test_a_quantised_head_proposes_what_its_dequantised_weights_do(tmp_path: Pat
         assert here.answer(request) == there.answer(request)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_it_takes_what_the_budget_says(hybrid: Path, dtype: str) -> None:
+    built = engine(hybrid, 3, dtype=dtype, prefix_cache="on", gpu_checkpoint_bytes=60_000)
+    held, lines = built.runner.held_bytes(), dict(built.info.budget)
+    assert held["weights"] == sum(size for name, size in lines.items() if name.startswith(("weights", "wide weights")))
+    for name in ("kv pages 0", "state slots", "gpu checkpoints", "padding"):
+        assert held[name] == lines[name], name
+    without = dict(engine(hybrid, 0, dtype=dtype, prefix_cache="on", gpu_checkpoint_bytes=60_000).info.budget)
+    assert "draft inputs" not in held and lines["weights mtp"] > 0 and lines["state slots"] > without["state slots"]
+    assert lines["kv pages 0"] == 2 * without["kv pages 0"], "a layer beside one"
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_captured_or_not_tokens_are_those_without_drafts(tmp_path: Path) -> None:
     """And the head proposes what it does on a CPU."""
