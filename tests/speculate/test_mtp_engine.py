@@ -4,6 +4,7 @@ is accepted behind a cached prefix is what is accepted in a cold run.
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from headrace.errors import CheckpointError, ConfigError
 from headrace.layers.linear import Linear
 from headrace.plan import prefix_cache
 from headrace.speculate.drafter import Asked, Proposal
-from headrace.speculate.pace import FixedPace
+from headrace.speculate.pace import FixedPace, Pace
 from headrace.types import EngineStats, Request, SamplingParams
 
 PAGE = 4
@@ -43,15 +44,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def engine(path: Path, drafts: int, **settings: Any) -> BuiltEngine:
-    """drafts: of every row, as many as it may have; 0 for an engine without a drafter."""
+def engine(path: Path, drafts: int, pace: Pace | None = None, **settings: Any) -> BuiltEngine:
+    """drafts: of every row, as many as it may have unless the pace says another; 0 for an engine without a drafter."""
     base = EngineConfig(
         device="cpu", dtype="float64", context=128, max_seqs=4, page_tokens=PAGE, chunk_tokens=20, loop="plain",
         prefix_cache="off",
     )
     speculation = {"speculate": "mtp", "draft_tokens": drafts} if drafts else {}
     config = replace(base, **{**speculation, **settings})
-    return build_engine(find_model(path, config), config, None, pace=FixedPace(drafts, drafts) if drafts else None)
+    every = FixedPace(drafts, drafts) if drafts else None
+    return build_engine(find_model(path, config), config, None, pace=pace or every)
 
 
 def generate(built: BuiltEngine, requests: Sequence[Request]) -> tuple[Tokens, dict[str, tuple[int, int, int]], EngineStats]:
@@ -106,20 +108,22 @@ def test_preempted_and_stopped_requests_have_the_same_tokens(hybrid: Path) -> No
 
 
 class Recorded:
-    """An engine for one request at a time, and all that its head proposed: by position the input, and drafts as many as were
-    asked for.
-    """
+    """An engine, and what its head proposed: the input, and drafts as many as were asked for. proposals: of the last answer."""
 
     def __init__(self, built: BuiltEngine) -> None:
         self.built, self.proposals = built, dict[int, tuple[int, list[int]]]()
+        self.by_request: dict[tuple[str, int], tuple[int, list[int]]] = {}
         assert built.runner._drafting is not None
         drafter = built.runner._drafting.proposer.drafter
         propose = drafter.propose  # type: ignore[union-attr]
 
         def recording(asked: Asked) -> Proposal:
             found = propose(asked)
-            for row, count in enumerate(asked.counts.tolist()):
-                self.proposals[int(asked.positions[row])] = int(asked.tokens[row]), found.tokens[row, :count].tolist()
+            for row, (slot, count) in enumerate(zip(asked.slots.tolist(), asked.counts.tolist(), strict=True)):
+                if slot < len(built.runner._requests):  # else padding
+                    position, request = int(asked.positions[row]), built.runner._requests[slot]
+                    made = int(asked.tokens[row]), found.tokens[row, :count].tolist()
+                    self.proposals[position] = self.by_request[request.id if request else "", position] = made
             return found
 
         drafter.propose = recording  # type: ignore[method-assign, union-attr]
@@ -166,6 +170,44 @@ def test_proposals_behind_a_cached_prefix_are_those_of_a_cold_run(
             warm = Recorded(engine(hybrid, 3, **more))
     assert resumed[:2] == [0, 0] and {count % PAGE for count in resumed[2:]} == set(range(PAGE))
     assert (warm.built.core.stats().restores_total >= 2) == (tier == "host")
+
+
+class Changing(FixedPace):
+    """Another number of drafts for every row of every step, often none."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        super().__init__(most, most)
+        self._rng = random.Random(seed)
+
+    def choose(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
+        counts = tuple(self._rng.choice((0, 0, self._rng.randint(0, limit))) if limit else 0 for limit in limits)
+        self.chosen = sum(counts)
+        return counts
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_proposals_are_those_of_a_request_alone_whatever_goes_on(hybrid: Path, loop: str) -> None:
+    """Requests that share prefixes, more than slots and pages for, with draft counts that change from step to step."""
+    rng, stems, requests = random.Random(5), [[(13 * stem + 5 * at) % 280 + 3 for at in range(45)] for stem in range(3)], []
+    for number in range(14):
+        prompt = stems[number % 3][: rng.randint(20, 45)] + [rng.randrange(3, 290) for _ in range(rng.randint(1, 9))]
+        params = SamplingParams(temperature=0.8 * (number % 4 == 3))
+        requests.append(Request(f"r{number}", tuple(prompt), params, seed=number, max_tokens=rng.randint(10, 40)))
+    lines = dict(engine(hybrid, 4).info.budget)
+    cache_bytes = lines["state slots"] + 60_000 + 44 * lines["kv pages 0"] // (4 * 128 // PAGE)
+    small = {"loop": loop, "prefix_cache": "on", "cache_bytes": cache_bytes, "gpu_checkpoint_bytes": 60_000}
+    crowded, lone = Recorded(engine(hybrid, 4, pace=Changing(4, 1), **small)), Recorded(engine(hybrid, 4))
+    tokens, _, stats = generate(crowded.built, requests)
+    compared = 0
+    for request in requests:
+        assert lone.answer(request)[0] == tokens[request.id]
+        for (name, position), (newest, drafts) in crowded.by_request.items():
+            if name == request.id and position in lone.proposals:
+                assert newest == lone.proposals[position][0]
+                shared = min(len(drafts), len(lone.proposals[position][1]))
+                assert drafts[:shared] == lone.proposals[position][1][:shared], (name, position)
+                compared += shared
+    assert compared > 150 and stats.preemptions_total > 0 and stats.prefix_hits_total > 4
 
 
 @pytest.mark.parametrize("drafts", [2, 5])
