@@ -267,6 +267,22 @@ def test_a_quantised_head_proposes_what_its_dequantised_weights_do(tmp_path: Pat
         assert here.answer(request) == there.answer(request)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_keys_and_values_of_8_bits_change_its_proposals_little(hybrid: Path, kv_dtype: str) -> None:
+    requests, eight = prompts(4), {"kv_dtype": kv_dtype}
+    expected, _, _ = generate(engine(hybrid, 0, **eight), requests)
+    exact, rounded = Recorded(engine(hybrid, 3)), Recorded(engine(hybrid, 3, **eight))
+    same = compared = 0
+    for request in requests:
+        assert rounded.answer(request)[0] == expected[request.id]
+        exact.answer(request)
+        both = [(exact.proposals[at], rounded.proposals[at]) for at in exact.proposals.keys() & rounded.proposals.keys()]
+        firsts = [(drafts[:1], others[:1]) for (newest, drafts), (other, others) in both if newest == other]
+        compared += len(firsts)
+        same += sum(draft == other for draft, other in firsts)
+    assert compared > 30 and same > 0.8 * compared, (same, compared)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_it_takes_what_the_budget_says(hybrid: Path, dtype: str) -> None:
     built = engine(hybrid, 3, dtype=dtype, prefix_cache="on", gpu_checkpoint_bytes=60_000)
