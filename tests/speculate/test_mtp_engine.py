@@ -296,13 +296,14 @@ def test_it_takes_what_the_budget_says(hybrid: Path, dtype: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(600)
 def test_on_a_gpu_captured_or_not_tokens_are_those_without_drafts(tmp_path: Path) -> None:
     """And the head proposes what it does on a CPU."""
     sizes = {"hidden_size": 64, "head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
     path = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=7, mtp=True, config=sizes)
     requests, settings = prompts(6), {"device": "cuda", "dtype": "float32", "graphs": "off", "cache_bytes": 50_000_000}
     expected, _, _ = generate(engine(path, 0, **settings), requests)
-    for more in ({}, {"graphs": "on"}, {"graphs": "on", "loop": "overlapped"}):
+    for more in ({"graphs": "on"}, {"graphs": "on", "loop": "overlapped"}):
         found, _, stats = generate(engine(path, 3, **settings | more), requests)
         assert sum(found[name] == tokens for name, tokens in expected.items()) >= len(expected) - 1
         assert stats.drafted[0] > 60
