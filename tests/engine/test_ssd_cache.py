@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from tests.support.tiny import make_tiny_checkpoint
 
 from headrace.cache.ssd import SsdStore
 from headrace.cache.ssd.disk import Disk
-from headrace.errors import ConfigError
+from headrace.engine.core import PendingStep
+from headrace.errors import ConfigError, HeadraceError
 from headrace.llm import LLM
 from headrace.plan import prefix_cache
-from headrace.types import Completion, SamplingParams
+from headrace.types import Completion, SamplingParams, StepPlan
 
 MODELS = ("qwen3_5_text", "llama")
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -240,6 +242,26 @@ def test_others_go_on_while_one_waits_for_a_slow_disk(
         waited, other = llm.generate([prompt(1, 99), prompt(7, 50)], GREEDY)
         assert ended == ["1-0", "0-0"] and waited.tokens == cold.tokens
         assert waited.cached_tokens > 80 and other.cached_tokens == 0
+
+
+def test_nothing_is_written_of_what_a_broken_engine_has(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a step that failed the device's memory cannot be trusted."""
+    with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
+        llm.generate([prompt(1, 99)], GREEDY)
+        _flush(llm)
+        before, launch, last = files(tmp_path / "ssd"), llm._core._runner.launch, llm._core.stats().steps + 12
+
+        def fails(plan: StepPlan) -> PendingStep:
+            if plan.step > last:
+                raise RuntimeError("the device fell over")
+            return launch(plan)
+
+        monkeypatch.setattr(llm._core._runner, "launch", fails)
+        with pytest.raises(HeadraceError, match="fell over"):
+            llm.generate([prompt(2, 99)], replace(GREEDY, max_tokens=30))
+    assert files(tmp_path / "ssd") == before != []
 
 
 def test_what_a_killed_server_has_written_is_there(checkpoint: Path, tmp_path: Path) -> None:

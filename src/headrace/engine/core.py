@@ -146,7 +146,7 @@ class EngineCore:
         """Release the runner's memory, once. The core cannot be used afterwards."""
         if not self._closed:
             self._closed = True
-            if self._scheduler.outlived:
+            if self._scheduler.outlived and not self._broken:
                 self._leave()
             self._flight.clear()
             self._broken = self._broken or "it is closed"
@@ -155,12 +155,9 @@ class EngineCore:
     def _leave(self) -> None:
         """Have what outlives the engine copied out and written."""
         try:
-            if not self._broken:
-                for request in self._open:
-                    self._scheduler.cancel(request)
-                self._turn([])
-                while self._flight:
-                    self._turn([])
+            for request in self._open:
+                self._scheduler.cancel(request)
+            for _ in range(2):  # rows in flight, then a plan of copies alone
                 self._turn([])
                 while self._flight:
                     self._turn([])
