@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.compressed import Scheme, compress
 from tests.support.drafter_formulas import dflash_block, selector_walk
 from tests.support.packing import CPU
 from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout, cache_groups
+from headrace.kernels.angles import angles
+from headrace.kernels.block_attention import KeyRing
 from headrace.layers.batch import Batch, Pools
+from headrace.layers.rope import frequencies
 from headrace.loader import load_weights
 from headrace.models import qwen3
 from headrace.models.decoder import Decoder, build_decoder
@@ -177,6 +181,35 @@ def test_it_is_loaded_from_its_directory(name: str, tmp_path: Path) -> None:
     expected = dict(filled(files.spec, tensors, torch.float32).named_parameters())
     for path, parameter in loaded.named_parameters():
         assert torch.equal(parameter, expected[path]), path
+
+
+@pytest.mark.parametrize("scheme", [Scheme(4, 4), Scheme(8, 0)], ids=lambda scheme: f"w{scheme.bits}g{scheme.group}")
+def test_a_quantised_drafter_is_its_dequantised_weights(scheme: Scheme, tmp_path: Path) -> None:
+    """Of compressed-tensors: the projections of its layers, and of its convolutions that of one MLP alone."""
+    config = dflash_config(VOCABULARY, intermediate_size=48)
+    folder = write_dflash(tmp_path / "drafter", config, dflash_tensors(config, 3))
+    meant = compress(folder, scheme, lambda base: "layers.0.mlp." in base or "self_attn." in base)
+    model = replace(published_model("qwen3.8-27b"), spec=qwen3.spec(TARGET))
+    files = open_dflash(folder, model.spec)
+    assert len(files.formats) == 2 * 3 + 2
+    found = build_dflash(files.spec, dtype=torch.float64, device=CPU, formats=files.formats)
+    load_weights(drafter_model(model, files), found)
+    found.prepare()
+    expected = filled(files.spec, meant, torch.float64)
+    rng = torch.Generator().manual_seed(2)
+    shape = (1, 24, files.spec.attention.kv_heads, files.spec.attention.head_dim)
+    tapped, embedded = (torch.randn(9, n * 32, generator=rng).double() for n in (2, 1))
+    turned, blocks = (angles(positions, frequencies(files.spec.attention.rope, CPU), torch.float64)
+                      for positions in (torch.arange(9), torch.arange(9, 13)))
+    states = []
+    for module in (found, expected):
+        places = torch.arange(1, 25)[None] * (torch.arange(24) < 9)
+        rings = [KeyRing(*torch.zeros(2, *shape).double(), places) for _ in range(2)]
+        with torch.inference_mode():
+            module.keep(tapped, turned, rings, torch.arange(9))
+            start, slot = torch.tensor([9]), torch.tensor([0])
+            states.append(module(embedded[:4], blocks, rings, slot, start, torch.arange(4)))
+    assert (states[0] - states[1]).abs().max() <= 1e-9 * states[1].abs().max()
 
 
 @torch.inference_mode()

@@ -235,6 +235,29 @@ def test_after_a_hit_in_host_memory_or_on_ssd_it_drafts_as_cold(
         assert [outcome(engine, prompt).tokens for prompt in asked] == [each.tokens for each, _ in cold]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_it_takes_what_the_budget_says(hybrid: Path, drafter: Path, dtype: str) -> None:
+    built = engine(hybrid, drafter, FixedPace(3, 3), dtype=dtype, gpu_checkpoint_bytes=1 << 17)
+    held, lines = built.runner.held_bytes(), dict(built.info.budget)
+    assert held["weights"] == sum(size for name, size in lines.items() if name.startswith(("weights", "wide weights")))
+    for name in ("draft inputs", "kv pages 0", "state slots", "gpu checkpoints", "padding"):
+        assert held[name] == lines[name], name
+    without = dict(engine(hybrid, None, dtype=dtype, gpu_checkpoint_bytes=1 << 17).info.budget)
+    size = {"float64": 8, "float32": 4, "bfloat16": 2}[dtype]
+    window = WINDOW * (2 * 2 * 2 * 8 * size + 8)  # two layers of keys and values of two heads, and which token it is
+    assert lines["state slots"] - without["state slots"] == 4 * window and lines["weights dflash"] > 0
+
+
+def test_lookup_behind_its_drafts_changes_no_token(hybrid: Path, drafter: Path) -> None:
+    """Up to 15 drafts of a row, of which the drafter makes 4."""
+    repeating = [replace(each, prompt=each.prompt[:3] * 9) for each in requests()]
+    expected = answers(engine(hybrid, None), repeating)
+    built = engine(hybrid, drafter, verify_tokens=15)
+    assert {n: a.tokens for n, a in answers(built, repeating).items()} == {n: a.tokens for n, a in expected.items()}
+    drafted = built.core.stats().drafted
+    assert len(drafted) == 15 and drafted[-1] > 0
+
+
 def test_what_cannot_be_is_named(hybrid: Path, drafter: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs --drafter DIR"):
         config = replace(CONFIG, speculate="dflash")
