@@ -52,7 +52,7 @@ class DFlashDrafter:
     def __init__(self, model: DFlashModel, surroundings: Surroundings, most: int) -> None:
         spec = model.spec
         self.spec, self.most, self.taps = spec, most, spec.taps
-        self.depths: tuple[int, ...] = (most,)
+        self.depths = tuple(sorted({(most + 1) // 2, most}))  # of fewer drafts the target's head makes fewer scores
         self._model, self._decoder, layout = model, surroundings.decoder, surroundings.layout
         device, dtype = model.norm.weight.device, getattr(torch, surroundings.dtypes.compute)
         positions, *pools = surroundings.pools.windows
