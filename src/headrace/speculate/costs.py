@@ -40,8 +40,8 @@ class StepCosts:
             raise ValueError(f"drafter costs are of {sorted(self.drafter)} rows, step costs of {sorted(self.steps)}")
 
     def stairs(self, rows: int) -> Floats:
-        """Seconds of a step of `rows` rows by its drafts, 0, 1, ... as many as any step of so many rows can have. Never less with
-        drafts than without: where it was measured so, that is the measurement's noise.
+        """Seconds of a step of `rows` rows by its drafts, 0, 1, ... as many as any step of so many rows can have. Never less
+        with drafts than without: where it was measured so, that is the measurement's noise.
         """
         if rows not in self._stairs:
             size = self._size(rows)
