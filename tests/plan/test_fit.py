@@ -64,6 +64,20 @@ def test_what_is_planned_is_what_the_engine_would_allocate() -> None:
         assert budget == make_budget(MODEL.spec, MODEL.weight_map, hardware, settings, planned.dtypes, drafts, extras)
 
 
+def test_lookup_behind_a_models_drafts_is_planned() -> None:
+    alone, extended = (
+        plan(CARDS["h200"], engine=EngineConfig(device="cuda", speculate="mtp", draft_tokens=4, context=4096, verify_tokens=n))
+        for n in (None, 9)
+    )
+    assert (alone.drafter.drafts, alone.drafter.extended) == (4, 0)
+    assert (extended.drafter.drafts, extended.drafter.extended) == (9, 5)
+    (found,) = outcome(extended.case, None, 3).budgets
+    lines = {line.name: line for line in found.lines}
+    assert lines["draft inputs"].bytes == 4 * (4 * 4096 + 8) and lines["draft inputs"].why.endswith("to look drafts up in")
+    assert found.layout.drafts == 9
+    assert "draft inputs" not in {line.name for line in outcome(alone.case, None, 3).budgets[0].lines}
+
+
 def test_cards_are_called_as_people_and_drivers_call_them() -> None:
     assert card("RTX 3090") is card("rtx3090") is CARDS["rtx3090"]
     found = card_of_driver("NVIDIA GeForce RTX 5090", 32_000_000_000, 120)

@@ -72,12 +72,10 @@ def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: 
     """Lines and slots' bytes of the drafter."""
     slot_bytes = drafter.slot_bytes(model.spec.hidden, dtypes)
     why = f"{drafter.taps} hidden states of each token that waits to be taken in, {RING_TOKENS} at most"
-    if drafter.method == "lookup":
-        why = "the sequence's tokens, to look drafts up in"
-    elif drafter.extended:
-        why += "; and the sequence's tokens, to look drafts up in"
     if drafter.method == "lookup" or drafter.extended:
         slot_bytes += lookup_bytes(looked_up(model, config))
+        tokens_why = "the sequence's tokens, to look drafts up in"
+        why = f"{why}; {tokens_why}" if drafter.taps else tokens_why
     tokens = step_tokens(
         config.chunk_tokens or FAST_CHUNK_TOKENS, config.max_seqs or DEFAULT_MAX_SEQS, drafter.drafts
     )
