@@ -368,6 +368,58 @@ def test_a_result_of_another_step_is_refused() -> None:
         raise AssertionError("the wrong result was taken")
 
 
+def enqueue(machine: SchedulerMachine, request: Request) -> None:
+    machine.count += 1
+    machine.requests[request.id], machine.outputs[request.id] = request, []
+    machine.scheduler.add(request)
+    machine.sequences.append(machine.scheduler._by_request[request.id])
+
+
+def talk(seed: int) -> FakeSsd:
+    """Conversations in an engine that has too little of everything but disk, and is restarted now and then."""
+    rng, machine = random.Random(seed), SchedulerMachine()
+    page, recurrent = rng.randint(1, 5), rng.random() < 0.7
+    machine.start(
+        page=page, block_pages=rng.randint(1, 3), spare=rng.randint(0, 4), checkpoints=rng.randint(1, 4) * recurrent,
+        depth=rng.randint(1, 3), ssd=rng.choice((0.0, 0.1)), drafts=0, host_pages=rng.randint(40 // page, 100 // page),
+        windowed=False, chunk=rng.randint(4, 24), slots=rng.randint(1, 4), prefixes=True, split_tokens=rng.randint(1, 4),
+        seed=seed,
+    )
+    for _ in range(60):
+        known: list[int] = []
+        if machine.finished and rng.random() < 0.8:
+            earlier = machine.requests[rng.choice(sorted(machine.finished))]
+            known = [*earlier.prompt, *expected_output(earlier)]
+        prompt = (*known, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))))[: CONTEXT - 1]
+        ends = (len(known),) if 0 < len(known) < len(prompt) else ()
+        enqueue(machine, replace(make_request(f"r{machine.count}", prompt, rng.randint(1, 6)), message_ends=ends))
+        for _ in range(rng.choice((1, 3, 20))):
+            machine._step()
+            machine.nothing_is_lost()
+        if rng.random() < 0.1:
+            alive = sorted(set(machine.requests) - set(machine.finished))
+            if alive:
+                machine.scheduler.cancel(rng.choice(alive))
+                machine._receive(machine.scheduler.drain_events())
+        if rng.random() < 0.05:
+            machine.restart()
+    machine.teardown()
+    assert machine.ssd is not None
+    return machine.ssd
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_conversations_over_all_tiers(part: int) -> None:
+    disks = [talk(seed) for seed in range(10 * part, 10 * part + 10)]
+    assert sum(disk.reads for disk in disks) > 20 and sum(disk.failed for disk in disks) > 0
+
+
+@pytest.mark.long
+def test_many_conversations_over_all_tiers() -> None:
+    for seed in range(1000, 4000):
+        talk(seed)
+
+
 def test_a_state_on_its_way_to_the_host_keeps_its_slot_until_it_is_there() -> None:
     """Of two sequences that end for one plan, with a slot for one state, the second must not take the first one's."""
     machine = SchedulerMachine()
@@ -378,11 +430,8 @@ def test_a_state_on_its_way_to_the_host_keeps_its_slot_until_it_is_there() -> No
 
     def arrive(prompt: list[int], max_tokens: int, *, kept: bool) -> None:
         request = make_request(f"r{machine.count}", tuple(prompt), max_tokens)
-        request = replace(request, params=replace(request.params, cache_prompt=kept), message_ends=(1,) if kept else ())
-        machine.count += 1
-        machine.requests[request.id], machine.outputs[request.id] = request, []
-        machine.scheduler.add(request)
-        machine.sequences.append(machine.scheduler._by_request[request.id])
+        ends = (1,) if kept else ()
+        enqueue(machine, replace(request, params=replace(request.params, cache_prompt=kept), message_ends=ends))
 
     arrive([0], 0, kept=True)
     arrive([0] * 5, 0, kept=False)

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix.cache import PrefixCache
-from headrace.cache.prefix.lease import Lease, Opened
+from headrace.cache.prefix.lease import Held, Lease
 from headrace.cache.prefix.match import Match
 from headrace.cache.prefix.node import Checkpoint
 from headrace.cache.prefix.settings import PrefixSettings
@@ -69,7 +69,7 @@ class HostTier:
         self._least_tokens = settings.split_tokens
         self._leaving: deque[_Leaving] = deque()
         self._given_back: list[Checkpoint] = []  # states that are copied by the plan in the making
-        self._reading: list[Lease] = []
+        self._reading: list[Held] = []
         self._to_host: dict[tuple[int, int], int] = {}  # (group, host page) -> device page
         self._states: dict[int, int] = {}  # host checkpoint -> checkpoint slot
         self._from_host: list[PageCopy] = []
@@ -149,27 +149,21 @@ class HostTier:
         """How much of a prompt could come back."""
         return self.cache.match(salt, key, most)
 
-    def can_read(self, match: Match) -> bool:
-        """Whether `read` will find room: it takes a page where what was matched ends in the middle of one."""
-        return self.cache.has_room(match, match.tokens, 0, 0)
+    def read(self, salt: str, key: bytes, match: Match) -> Held | None:
+        """Have what was matched of a prompt stay until the plan is complete; None if it is not there any more."""
+        held = self.cache.hold_pages(salt, key, match.tokens, match.checkpoint)
+        if held is not None:
+            self._reading.append(held)
+        return held
 
-    def read(self, salt: str, key: bytes, tokens: int) -> Opened | None:
-        """Have a prompt's first `tokens` tokens, which were matched, stay until the plan is complete; None without room."""
-        opened = self.cache.open(salt, key, tokens, writes=False)
-        self._reading.append(opened.lease)
-        return opened if opened.tokens == tokens else None
-
-    def restore(self, opened: Opened, lease: Lease, first: int, slot: int) -> None:
+    def restore(self, held: Held, lease: Lease, first: int, slot: int) -> None:
         """Bring pages `first` and later of what is read back, into a sequence's of the device, and the state into its slot."""
-        tokens = opened.tokens
         self.restores += 1
-        if opened.checkpoint is not None:
-            self._resumed.append(StateCopy(slot, opened.checkpoint.slot))
-        partial = {copy.group: copy.source for copy in opened.copies}
-        for group, (pages, into) in enumerate(zip(opened.lease.pages, lease.pages, strict=True)):
-            sources = [*pages[: tokens // self._page_tokens], *([partial[group]] if group in partial else [])]
-            for place in range(first, len(sources)):
-                self._from_host.append(PageCopy(group, sources[place], into[place]))
+        if held.checkpoint is not None:
+            self._resumed.append(StateCopy(slot, held.checkpoint.slot))
+        for group, (pages, into) in enumerate(zip(held.pages, lease.pages, strict=True)):
+            for place in range(first, len(pages)):
+                self._from_host.append(PageCopy(group, pages[place], into[place]))
 
     def landed(self, step: int) -> bool:
         """Whether a sequence may begin with what the plan of a step brings back, without others waiting for it."""
@@ -222,8 +216,8 @@ class HostTier:
             tuple(StateCopy(slot, place) for place, slot in self._states.items()),
             tuple(self._from_host), tuple(self._resumed), self._waits,
         )
-        for lease in self._reading:
-            self.cache.close(lease)
+        for held in self._reading:
+            self.cache.let_pages_go(held)
         self.cache.end_plan()
         for leaving in self._leaving:
             leaving.plans += 1

@@ -122,7 +122,7 @@ class Prefixes:
         match = self.cache.match(salt, key, most)
         if self._host is not None:
             host = self._host.match(salt, key, most)
-            if host.tokens >= match.tokens + self._settings.split_tokens and self._host.can_read(host):
+            if host.tokens >= match.tokens + self._settings.split_tokens:
                 return Lookup(key, most, self.cache.match_pages(salt, key, host.tokens), None, writes, host)
         return Lookup(key, most, match, None, writes)
 
@@ -175,16 +175,16 @@ class Prefixes:
         if found.host is None or self._host is None:
             return None
         salt, tokens = sequence.request.salt, found.host.tokens
-        opened = self._host.read(salt, found.key, tokens)
-        if opened is None:
+        held = self._host.read(salt, found.key, found.host)
+        if held is None:
             return None
         lease = self.cache.open_pages(salt, found.key, found.match, writes=found.writes)
         whole = lease.recorded(self._layout.page_tokens)
         if self.cache.extend(lease, sequence.known) is None:
             self.cache.close(lease)
             return None
-        self._host.restore(opened, lease, whole // self._layout.page_tokens, slot)
-        return Start(lease, tokens, (), None, from_host=True), opened.miss
+        self._host.restore(held, lease, whole // self._layout.page_tokens, slot)
+        return Start(lease, tokens, (), None, from_host=True), found.host.miss
 
     def may_arrive_later(self) -> bool:
         """Whether what comes from host memory is on its way beside the steps, so that nobody has to wait for it."""

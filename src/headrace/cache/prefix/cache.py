@@ -84,8 +84,9 @@ class PrefixCache:
             page, node = self._nodes.first_page(node), node.parent
         return sorted(found, key=lambda each: each.tokens)
 
-    def hold_pages(self, salt: str, key: bytes, tokens: int) -> Held | None:
-        """The pages of a prompt's first `tokens` tokens stay as they are until `let_pages_go`; None where one is missing.
+    def hold_pages(self, salt: str, key: bytes, tokens: int, checkpoint: Checkpoint | None = None) -> Held | None:
+        """The pages of a prompt's first `tokens` tokens stay as they are until `let_pages_go`; None where one is missing. They
+        are used, and so is `checkpoint`, the state there, which stays until `end_plan`.
 
         For models without windows.
         """
@@ -95,8 +96,10 @@ class PrefixCache:
         if node is None:
             return None
         self._nodes.pin(node)
+        self._eviction.use(node, checkpoint)
         runs = [(at, start - at.first, end - at.first) for at, start, end in self._nodes.runs(node, 0, count)][::-1]
-        return Held(node, [[page for at, a, b in runs for page in at.pages[group][a:b]] for group in range(len(self.pools))])
+        pages = [[page for at, a, b in runs for page in at.pages[group][a:b]] for group in range(len(self.pools))]
+        return Held(node, pages, checkpoint)
 
     def let_pages_go(self, held: Held) -> None:
         """They may be evicted again."""

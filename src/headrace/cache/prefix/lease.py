@@ -50,7 +50,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Pages of the index that stay as they are: pages[g] of group g, from a prompt's first token on. node: has the last."""
+    """Pages of the index that stay as they are: pages[g] of group g, from a prompt's first token on. node: has the last.
+    checkpoint: a state that stays for the plan in the making.
+    """
 
     node: Node
     pages: list[list[int]]
+    checkpoint: Checkpoint | None = None
