@@ -302,9 +302,13 @@ def test_on_a_gpu_captured_or_not_tokens_are_those_without_drafts(tmp_path: Path
     sizes = {"hidden_size": 64, "head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
     path = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=7, mtp=True, config=sizes)
     requests, settings = prompts(6), {"device": "cuda", "dtype": "float32", "graphs": "off", "cache_bytes": 50_000_000}
-    expected, _, _ = generate(engine(path, 0, **settings), requests)
-    for more in ({"graphs": "on"}, {"graphs": "on", "loop": "overlapped"}):
-        found, _, stats = generate(engine(path, 3, **settings | more), requests)
+    half = settings | {"dtype": "float16"}
+    eager = generate(engine(path, 3, **half), requests)[0]
+    for expected, more in (
+        (generate(engine(path, 0, **settings), requests)[0], settings), (eager, half | {"graphs": "on"}),
+        (eager, half | {"graphs": "on", "loop": "overlapped"}),
+    ):
+        found, _, stats = generate(engine(path, 3, **more), requests)
         assert sum(found[name] == tokens for name, tokens in expected.items()) >= len(expected) - 1
         assert stats.drafted[0] > 60
     here, there = Recorded(engine(path, 3)), Recorded(engine(path, 3, **settings))
