@@ -11,7 +11,7 @@ from tests.scheduler.test_scheduler import FULL, all_nodes, make_request, prefix
 from tests.support.fake_device import FakeDevice, expected_output
 
 from headrace.cache.layout import CacheLayout
-from headrace.scheduler import prefixes as prefixes_module
+from headrace.scheduler import hits as hits_module
 from headrace.scheduler.scheduler import Scheduler
 from headrace.types import Request, SamplingParams, StepPlan, TokenEvent
 
@@ -186,7 +186,7 @@ def test_a_stopped_prompt_goes_on_where_it_was() -> None:
 
 
 def test_a_long_prompt_that_is_computed_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(prefixes_module, "LONG_TOKENS", 20)
+    monkeypatch.setattr(hits_module, "LONG_TOKENS", 20)
     engine = Engine()
     with caplog.at_level(logging.INFO, logger="headrace"):
         engine.run(request("long", DOCUMENT))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,14 +17,12 @@ from headrace.cache.prefix.prefills import Prefills
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
 from headrace.cache.ssd import SsdStats
+from headrace.scheduler.hits import Hits
 from headrace.scheduler.host_tier import HostMemory, HostTier
 from headrace.scheduler.sequence import Sequence
 from headrace.scheduler.ssd_tier import Read, SsdSettings
 from headrace.types import HostCopies, PageCopy, PageUpdate, RestoreTimes, StateCopy
 
-LOG = logging.getLogger(__name__)
-LONG_TOKENS = 4096
-"""Of a prompt, so many that had to be computed are worth a line in the log."""
 AHEAD_PAGES, AHEAD_SLOTS, AHEAD_ENTRIES = 256, 8, 32
 """Pages of a group and checkpoint slots that are kept free, and entries that are evicted for it in a step at most."""
 AHEAD_SHARE = 64
@@ -82,10 +78,7 @@ class Prefixes:
         self._restored: list[tuple[Lease, tuple[int, ...]]] = []  # what comes back from the host in the plan in the making
         self._nothing = Match(0, 0, None, locks=(0,) * len(layout.groups))
         self._due: dict[int, int] = {}  # checkpoint slot -> the slot whose state the next plan copies there
-        self.hits = 0
-        self.misses: Counter[Miss] = Counter()  # of those that began with nothing
-        self.short: Counter[Miss] = Counter()  # of hits that might have been longer
-        self.ssd_hits = 0
+        self.hits = Hits()
 
     # A sequence begins
 
@@ -155,7 +148,7 @@ class Prefixes:
         if found.writes:
             self._prefills.begin(start.lease, found.key, self._places(sequence, found, start.tokens, waiting))
         if self._on and sequence.cached_tokens is None:
-            self._count(sequence, start.tokens, miss)
+            self.hits.count(sequence, start.tokens, miss)
         return start
 
     def ends_early(self, lease: Lease, known: int, start: int) -> bool:
@@ -219,21 +212,6 @@ class Prefixes:
         return self._settings.places.of_prompt(
             sequence.known, resumed, sequence.request.message_ends, [split for split in splits if split > resumed]
         )
-
-    def _count(self, sequence: Sequence, resumed: int, miss: Miss | None) -> None:
-        """Each request once: as a hit, however short, or as a miss."""
-        self.hits += resumed > 0
-        self.ssd_hits += sequence.read is not None and not sequence.read.failed
-        if miss is None and not resumed:
-            miss = Miss.COLD  # a prompt of one token, which has to be computed
-        if miss is not None and sequence.read is not None and sequence.read.failed:
-            miss = Miss.SSD
-        if miss is not None:
-            (self.short if resumed else self.misses)[miss] += 1
-            computed = len(sequence.request.prompt) - resumed
-            if computed >= LONG_TOKENS:
-                LOG.info("request %s: %d of %d prompt tokens are computed: %s", sequence.request.id, computed,
-                         len(sequence.request.prompt), miss.value)
 
     def first_pages(self, lease: Lease) -> tuple[PageUpdate, ...]:
         """All pages that a sequence begins with."""
