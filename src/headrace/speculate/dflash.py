@@ -30,7 +30,7 @@ from headrace.speculate.drafter import Asked, Proposal, Seen, Surroundings
 from headrace.types import Admission
 
 _TOGETHER = 256
-"""Waiting tokens that a proposal takes at once, if that is more than a block of each row: reading the weights takes as long."""
+"""Waiting tokens that a proposal takes at once, or more if a step adds more to its rows: reading the weights takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class DFlashDrafter:
         self._positions = positions
         self._rings = [KeyRing(keys, values, positions) for keys, values in zip(pools[::2], pools[1::2], strict=True)]
         self._size = positions.shape[1]
-        self._padding = layout.slots
+        self._padding, self._most_new = layout.slots, 1 + layout.drafts  # tokens that a step adds to a row
 
         def waiting(arena: Arena) -> _Waiting:
             shape = (layout.pool_slots, RING_TOKENS)
@@ -102,8 +102,8 @@ class DFlashDrafter:
             self._keep_prompts(seen.taps, slots, torch.where(valid, batch.positions, -1), ends)
 
     def propose(self, asked: Asked) -> Proposal:
-        rows, spec = len(asked.slots), self.spec
-        self._take_waiting(asked.slots, asked.positions, min(RING_TOKENS, max(spec.block, _TOGETHER // rows)))
+        rows = len(asked.slots)
+        self._take_waiting(asked.slots, asked.positions, min(RING_TOKENS, max(self._most_new, _TOGETHER // rows)))
         hidden = self._block(asked)[:, 1 : 1 + asked.most].reshape(rows * asked.most, -1)
         unary, candidates = (x.view(rows, asked.most, -1) for x in self._candidates(hidden))
         selector, before, drafts = self._model.selector, asked.tokens, []
