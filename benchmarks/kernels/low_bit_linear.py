@@ -1,6 +1,6 @@
-"""Low-bit linear on a GPU: `PYTHONPATH=src:. python benchmarks/kernels/low_bit_linear.py check few many hopper table ...`.
+"""Low-bit linear on a GPU: `PYTHONPATH=src:. python benchmarks/kernels/low_bit_linear.py check few hopper table ...`.
 
-check: shapes small and large on NaN-filled outputs, against float32. few, many, hopper, workspace: every form of that kernel on
+check: shapes small and large on NaN-filled outputs, against float32. few, hopper, workspace: every form of that kernel on
 the shapes of a 27B model, fastest first. table: what the operation does by itself, beside cuBLAS on plain weights. formats: the
 other formats. libraries: humming-kernels, gemlite and PyTorch's int4 product on the same shapes, where they are installed. A
 time is the median of graph replays over weights that do not fit the L2 cache together. (Forms for sm_86: ampere.py.)
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headrace.kernels.card import card
 from headrace.kernels.low_bit_linear import cuda, few, low_bit_linear, reference, tile_forms
-from headrace.kernels.low_bit_linear.forms import FewRows, ManyRows
+from headrace.kernels.low_bit_linear.forms import FewRows
 from headrace.kernels.low_bit_linear.tile_forms import HopperRows
 
 SHAPES = ((34_816, 5120), (5120, 17_408), (16_384, 5120), (5120, 6144))
@@ -179,14 +179,6 @@ def few_forms(rows: int, outputs: int) -> Iterator[FewRows]:
             yield form
 
 
-def many_forms(rows: int, outputs: int) -> Iterator[ManyRows]:
-    del rows
-    for stages, parts in itertools.product((3, 4), (1, 2, 3, 4, 6)):
-        form = ManyRows(stages, parts)
-        if form.shared_bytes(FORMATS) <= 101_376 and parts * outputs <= 140_000:
-            yield form
-
-
 def hopper_forms(rows: int, outputs: int) -> Iterator[HopperRows]:
     """Those that decode the weights once for up to 128 rows."""
     del outputs
@@ -333,8 +325,7 @@ def one() -> None:
 PARTS: dict[str, Callable[[], None]] = {
     "check": check,
     "few": partial(sweep, "few", few.few_rows, (1, 2, 4, 8), few_forms),
-    "many": partial(sweep, "many", cuda.many_rows, (16,), many_forms),
-    "hopper": partial(sweep, "hopper", cuda.hopper_rows, (32, 64, 96, 128, 256, 1024), hopper_forms),
+    "hopper": partial(sweep, "hopper", cuda.hopper_rows, (16, 32, 64, 96, 128, 256, 1024), hopper_forms),
     "workspace": partial(sweep, "workspace", cuda.through_workspace, (512, 1024, 2048, 8192), workspaces),
     "table": table, "formats": table_formats,
     "libraries": libraries, "one": one,

@@ -41,9 +41,8 @@ class Plain:
 
     def apply(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         from headrace.kernels.linear import linear  # here, since a checkpoint's format is told without torch
-        from headrace.kernels.rms_norm import finished
 
-        return linear(finished(x), parameters["weight"])
+        return linear(x, parameters["weight"])
 
     def apply_beside(
         self, parameters: Mapping[str, Tensor], x: Activations, weight: Tensor, *, prepared: bool

@@ -13,15 +13,18 @@ from headrace.kernels import nvrtc
 from headrace.kernels.linear import cuda, linear
 from headrace.kernels.low_bit_linear.around import MOST_PARTS, parts_of
 from headrace.kernels.low_bit_linear.forms import few_outputs_bytes
+from headrace.kernels.rms_norm import PendingNorm
 from headrace.kernels.variant import SHARED_BYTES, TARGETS
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("x_rows", [8, 16])
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_compiles_for_every_card(target: int, bf16: bool, x_rows: int, tmp_path: Path) -> None:
-    stack, static = resources(nvrtc.compiled(cuda.source(), cuda.macros(bf16, x_rows), f"sm_{target}"), tmp_path)
+def test_it_compiles_for_every_card(target: int, bf16: bool, x_rows: int, normed: bool, tmp_path: Path) -> None:
+    macros = cuda.macros(bf16, x_rows, normed=normed)
+    stack, static = resources(nvrtc.compiled(cuda.source(), macros, f"sm_{target}"), tmp_path)
     assert stack == 0
     assert few_outputs_bytes(cuda.WARPS, x_rows) + static <= SHARED_BYTES[target]
 
@@ -43,6 +46,15 @@ def test_agrees_on_a_gpu(shape: tuple[int, int], rows: int, dtype: torch.dtype, 
     agree((found,), (x.float() @ weight.float().T,), dtype)
     again = [linear(x, weight) for _ in range(20)]
     assert all(torch.equal(found, other) for other in again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [3, 16, 40])
+def test_what_a_norm_is_to_be_of_on_a_gpu(rows: int, poisoned: None) -> None:  # noqa: F811
+    weight = (torch.randn(96, 5120, device="cuda") * 5120**-0.5).bfloat16()
+    x = PendingNorm(torch.randn(rows, 5120, device="cuda").bfloat16(), torch.rand(rows, 320, device="cuda") * 32, 1e-6)
+    wide = PendingNorm(x.values.float(), x.squares, x.eps).normed()
+    agree((linear(x, weight),), (wide @ weight.float().T,), weight.dtype)
 
 
 @pytest.mark.gpu

@@ -17,8 +17,19 @@ from tests.support.triton_kernels import moved, widened
 from headrace.kernels import KERNELS, nvrtc, silu_mul
 from headrace.kernels.card import Card
 from headrace.kernels.cuda_function import architecture
-from headrace.kernels.low_bit_linear import cases, cuda, few, forms, low_bit_linear, reference, tile_forms
+from headrace.kernels.low_bit_linear import (
+    cases,
+    cuda,
+    few,
+    forms,
+    low_bit_linear,
+    low_bit_linear_beside,
+    low_bit_linear_norm,
+    reference,
+    tile_forms,
+)
 from headrace.kernels.low_bit_linear.layout import tile_
+from headrace.kernels.rms_norm import NormWeight, PendingNorm
 from headrace.kernels.variant import SHARED_BYTES
 
 CARDS = (Card(86, 82, SHARED_BYTES[86]), Card(89, 128, SHARED_BYTES[89]), Card(90, 132, SHARED_BYTES[90]),
@@ -34,6 +45,11 @@ FORMATS = {
     "fp16 g128 bf16 scales": {"BF16": 0, "SCALE_BF16": 1, "BITS": 4, "GROUP": 128, "ZEROS": 0},
 }
 PLAIN = [case for case in cases.CASES if not (case.pending or case.beside or case.norm)]
+AROUND: dict[int, tuple[dict[str, bool], ...]] = {
+    34_816: ({}, {"gated": True}, {"normed": True, "gated": True}), 5120: ({}, {"added": True}),
+    16_384: ({}, {"normed": True}, {"normed": True, "beside": True}),
+}
+"""What hopper_rows has around its product, by outputs."""
 Build = tuple[str, str, tuple[tuple[str, int], ...], int]  # kernel, source, macros, dynamic shared bytes
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC (package nvidia-cuda-nvrtc)")
 
@@ -58,14 +74,17 @@ def builds(card: Card, formats: Mapping[str, int]) -> Iterator[Build]:
                     form, x_rows, gated, resident=resident, normed=normed, added=added, beside=beside
                 )
                 yield build("few_rows", cuda.source("few_rows"), shared, **macros)
-        many = forms.many_rows_form(16, outputs, inputs, formats, card)
-        yield build("many_rows", cuda.source("many_rows"), many.shared_bytes(formats), **cuda.many_macros(many))
-        for rows in (9, 17, 64, 80, 128, 256, 300, 1024):
+        for rows in (16, 17, 48, 64, 80, 128, 256, 300, 1024):
             if card.capability == 90:
-                wide = tile_forms.hopper_rows_form(rows, outputs, inputs, formats, card)
-                text = cuda.hopper_source(wide.block_rows, bool(formats["BF16"]))
-                macros = cuda.hopper_macros(wide, tile_forms.hopper_share(wide, rows, outputs, inputs, card))
-                yield build("hopper_rows", text, wide.shared_bytes(formats), **macros)
+                for around in AROUND[outputs] if rows <= cuda.MOST_FOLDED_ROWS else AROUND[outputs][: 1 + (outputs == 34_816)]:
+                    gated, beside = "gated" in around, "beside" in around
+                    if gated and not tile_forms.hopper_gates(rows, outputs, inputs, card):
+                        continue
+                    wide = tile_forms.hopper_rows_form(rows, outputs, inputs, formats, card, gated=gated, beside=beside)
+                    text = cuda.hopper_source(wide.block_rows, bool(formats["BF16"]))
+                    share = tile_forms.hopper_share(wide, rows, outputs, inputs, card, beside=beside)
+                    macros = cuda.hopper_macros(wide, share, **around)
+                    yield build("hopper_rows", text, wide.shared_bytes(formats), **macros)
             else:
                 tall = tile_forms.ampere_rows_form(rows, formats, card)
                 macros = cuda.ampere_macros(tall, tile_forms.ampere_share(tall, rows, outputs, inputs, card))
@@ -145,7 +164,7 @@ def test_cases_on_a_gpu(case: cases.Case, dtype: torch.dtype, poisoned: None) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("way", ["many_rows", "ampere_rows", "through_workspace"])
+@pytest.mark.parametrize("way", ["ampere_rows", "through_workspace"])
 @pytest.mark.parametrize("case", [case for case in PLAIN if case.tiled and case.rows > 8], ids=lambda case: case.name)
 def test_ways_of_other_cards_on_a_gpu(case: cases.Case, way: str, poisoned: None) -> None:  # noqa: F811
     """Each way for many rows, whichever this card prefers; they write into memory that they are given."""
@@ -223,8 +242,66 @@ def test_shared_tiles_have_the_same_bits_every_time_on_a_gpu(rows: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 40])
-@pytest.mark.parametrize("shape", [shape for shape in LARGE if shape[0] % 16 == 0], ids=str)
+@pytest.mark.parametrize("rows", [5, 9, 16, 29, 48, 64])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_products_between_norms_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> None:  # noqa: F811
+    """A product begins a norm, and one behind ends it; the same bits in a graph."""
+    outputs, inputs, group, zeros, _, scale_dtype = shape
+    random = torch.Generator().manual_seed(rows)
+    case = cases.Case("", rows, outputs, inputs, group, zeros, True, scale=scale_dtype)
+    weight = [None if t is None else t.cuda() for t in cases.weight(case, random)]
+    tile_(*weight)
+    x, residual = (torch.randn(rows, n, dtype=torch.bfloat16, generator=random).cuda() for n in (inputs, outputs))
+    norm = NormWeight(0.3 * torch.randn(outputs, generator=random).cuda(), 1e-6, 1.0)
+    pending = PendingNorm(x, torch.rand(rows, inputs // 16, generator=random).cuda() * 32, 1e-6)
+    wide = reference.low_bit_linear_norm(x.float(), *weight, residual.float(), norm, tiled=True)
+    normed = PendingNorm(x.float(), pending.squares, pending.eps).normed()
+
+    def both() -> tuple[torch.Tensor, ...]:
+        begun, total = low_bit_linear_norm(x, *weight, residual, norm, tiled=True)
+        return begun.values, begun.squares, total, low_bit_linear(pending, *weight, tiled=True)
+
+    values, squares, total, behind = both()
+    agree((total, behind), (wide[1], reference.low_bit_linear(normed, *weight, tiled=True)), x.dtype)
+    agree((values, squares.sum(1)), (total.float() * (1 + norm.weight), total.float().square().sum(1)), x.dtype)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = [both() for _ in range(4)]
+    graph.replay()
+    for found in made:
+        assert all(torch.equal(a, b) for a, b in zip(found, (values, squares, total, behind), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [3, 9, 32, 61])
+@pytest.mark.parametrize("outputs", [16, 96, 128])
+def test_products_beside_on_a_gpu(outputs: int, rows: int, poisoned: None) -> None:  # noqa: F811
+    """The same bits in a graph: their sums, too, pass from block to block."""
+    random = torch.Generator().manual_seed(rows)
+    case = cases.Case("", rows, 2048, 5120, 128, tiled=True)
+    packed, scale, _ = (None if t is None else t.cuda() for t in cases.weight(case, random))
+    narrow = (torch.randn(outputs, 5120, generator=random) * 5120**-0.5).bfloat16().cuda()
+    values = torch.randn(rows, 5120, dtype=torch.bfloat16, generator=random).cuda()
+    for x in (values, PendingNorm(values, torch.rand(rows, 40, generator=random).cuda() * 256, 1e-6)):
+        wide = PendingNorm(values.float(), x.squares, x.eps).normed() if isinstance(x, PendingNorm) else values.float()
+        y, other = low_bit_linear_beside(x, packed, scale, None, narrow, tiled=True)
+        agree((y, other), (reference.low_bit_linear(wide, packed, scale, tiled=True), wide @ narrow.float().T), values.dtype)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = [low_bit_linear_beside(x, packed, scale, None, narrow, tiled=True) for _ in range(5)]
+        graph.replay()
+        assert all(torch.equal(a, y) and torch.equal(b, other) for a, b in made)
+
+
+WIDE: list[tuple[Any, ...]] = [  # whose gates are parts of the product on Hopper
+    (34_816, 512, 128, False, torch.bfloat16, torch.bfloat16), (34_848, 384, 0, False, torch.bfloat16, torch.bfloat16),
+    (34_816, 256, 32, True, torch.float16, torch.float16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 40, 61, 128])
+@pytest.mark.parametrize("shape", [*(shape for shape in LARGE if shape[0] % 16 == 0), *WIDE], ids=str)
 def test_gates_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> None:  # noqa: F811
     """One launch keeps float32 between product and gate; two round to x's type there, and each is right on what it is given."""
     outputs, inputs, group, zeros, dtype, scale_dtype = shape
@@ -234,8 +311,8 @@ def test_gates_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> No
     weight = reference.dequantized(packed, scale, zero, dtype=torch.float32)
     tile_(packed, scale, zero)
     found = low_bit_linear(x, packed, scale, zero, tiled=True, gated=True)
-    if cuda.gates_within(rows, outputs):
-        scaled_first = rows >= tile_forms.LEAST_ROWS and scale.shape[1] > 1  # by which a weight is rounded to x's type
+    if cuda.gates_within(x, packed):
+        scaled_first = rows > cuda.MOST_FEW_ROWS and scale.shape[1] > 1  # by which a weight is rounded to x's type
         expected = x.float() @ (weight.to(dtype).float() if scaled_first else weight).T
     else:
         between = low_bit_linear(x, packed, scale, zero, tiled=True)

@@ -144,17 +144,21 @@ def test_few_rows_behind_a_norm(rows: int, gated: bool, tmp_path: Path) -> None:
     agree((y,), (expected,), y.dtype)
 
 
+@pytest.mark.parametrize("pending", [False, True])
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 96, 5120), (13, 32, 1152), (8, 16, 128)])
-def test_few_outputs(rows: int, outputs: int, inputs: int, tmp_path: Path) -> None:
+def test_few_outputs(rows: int, outputs: int, inputs: int, pending: bool, tmp_path: Path) -> None:
     weight = (torch.randn(outputs, inputs) * inputs**-0.5).half()
     x = torch.randn(rows, inputs, dtype=torch.float16)
     y = torch.full((rows, outputs), float("nan"), dtype=x.dtype)
     x_rows = x_rows_of(rows)
+    norm = PendingNorm(x, torch.rand(rows, 20) * inputs / 10, 1e-3)
+    normed = PendingNorm(x.float(), norm.squares, norm.eps).normed() if pending else x.float()
+    macros = few_outputs.macros(False, x_rows, normed=pending)
     sums, raised = torch.full((100, 16 * x_rows), float("nan")), torch.zeros(100, dtype=torch.int32)
-    run = cuda_on_cpu.compiled(on_cpu(few_outputs.source()), "few_outputs", few_outputs.macros(False, x_rows), tmp_path)
+    run = cuda_on_cpu.compiled(on_cpu(few_outputs.source()), "few_outputs", macros, tmp_path)
     for _ in range(2):
         run(outputs // 16, parts_of(inputs, few_outputs.WARPS, MOST_PARTS), weight, x, y, sums, raised, rows, outputs, inputs,
-            ctypes.c_longlong(inputs))
-        agree((y,), (x.float() @ weight.float().T,), x.dtype)
+            ctypes.c_longlong(inputs), normed_structure(norm if pending else x))
+        agree((y,), (normed @ weight.float().T,), x.dtype)
         assert not raised.any()
         y.fill_(float("nan"))

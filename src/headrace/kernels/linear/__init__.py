@@ -5,12 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from headrace.kernels.linear import cuda, onednn, reference
+from headrace.kernels.rms_norm import Activations, finished
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Activations, weight: Tensor) -> Tensor:
     """x [T, I], weight [O, I], one type -> x weight^T, [T, O] in that type."""
-    if onednn.suits(x):
-        return onednn.linear(x, weight)
     if cuda.suits(x, weight):
         return cuda.linear(x, weight)
+    x = finished(x)
+    if onednn.suits(x):
+        return onednn.linear(x, weight)
     return reference.linear(x, weight)

@@ -8,7 +8,7 @@ from torch import Tensor
 from headrace.kernels.low_bit_linear import cuda, few, reference
 from headrace.kernels.low_bit_linear.around import MOST_OUTPUTS
 from headrace.kernels.low_bit_linear.layout import ROWS
-from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, finished, values_of
+from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, values_of
 
 
 def low_bit_linear(
@@ -28,7 +28,7 @@ def low_bit_linear(
         return reference.low_bit_linear(x, packed, scale, zero, tiled=tiled, gated=gated)
     if len(x) <= cuda.MOST_FEW_ROWS:
         return few.low_bit_linear(x, packed, scale, zero, gated=gated)
-    return cuda.low_bit_linear(finished(x), packed, scale, zero, gated=gated)
+    return cuda.low_bit_linear(x, packed, scale, zero, gated=gated)
 
 
 def low_bit_linear_beside(
@@ -36,15 +36,17 @@ def low_bit_linear_beside(
 ) -> tuple[Tensor, Tensor]:
     """(low_bit_linear(x, packed, scale, zero), x weight^T) for a plain weight [few, I]."""
     if goes_beside(x, packed, scale, weight, tiled=tiled):
-        return few.low_bit_linear_beside(x, packed, scale, zero, weight)
+        way = few.low_bit_linear_beside if len(x) <= cuda.MOST_FEW_ROWS else cuda.low_bit_linear_beside
+        return way(x, packed, scale, zero, weight)
     return reference.low_bit_linear_beside(x, packed, scale, zero, weight, tiled=tiled)
 
 
 def goes_beside(x: Activations, packed: Tensor, scale: Tensor, weight: Tensor, *, tiled: bool) -> bool:
     """Whether low_bit_linear_beside is one launch."""
     values = values_of(x)
-    fits = len(x) <= cuda.MOST_FEW_ROWS and weight.dtype == values.dtype and fits_beside(weight)
-    return fits and cuda.suits(values, packed, scale, tiled)
+    if not (weight.dtype == values.dtype and fits_beside(weight) and cuda.suits(values, packed, scale, tiled)):
+        return False
+    return len(x) <= cuda.MOST_FEW_ROWS or (cuda.folds(len(x), values.device) and len(weight) <= cuda.BESIDE_OUTPUTS)
 
 
 def fits_beside(weight: Tensor) -> bool:
@@ -57,7 +59,9 @@ def low_bit_linear_norm(
 ) -> tuple[PendingNorm, Tensor]:
     """(the norm of total, total) with total = residual + low_bit_linear(x, packed, scale, zero), [T, O] as residual."""
     if folds_norms(x, packed, scale, tiled=tiled):
-        return few.low_bit_linear_norm(x, packed, scale, zero, residual, norm)
+        if len(x) <= cuda.MOST_FEW_ROWS:
+            return few.low_bit_linear_norm(x, packed, scale, zero, residual, norm)
+        return cuda.low_bit_linear_norm(x, packed, scale, zero, residual, norm)
     return reference.low_bit_linear_norm(x, packed, scale, zero, residual, norm, tiled=tiled)
 
 
@@ -66,4 +70,4 @@ def folds_norms(x: Tensor, packed: Tensor, scale: Tensor, *, tiled: bool) -> boo
 
     Not in fp16, where what a norm's factors are still to come to may be beyond the range.
     """
-    return cuda.suits(x, packed, scale, tiled) and x.dtype == torch.bfloat16 and len(x) <= cuda.MOST_FEW_ROWS
+    return cuda.suits(x, packed, scale, tiled) and x.dtype == torch.bfloat16 and cuda.folds(len(x), x.device)

@@ -23,13 +23,23 @@ MOST_ROWS = 64
 """Of few_outputs.cu."""
 
 
+class SquaresStructure(ctypes.Structure):
+    _fields_ = [
+        ("first", ctypes.c_void_p), ("count", ctypes.c_int), ("row_step", ctypes.c_int), ("part_step", ctypes.c_int),
+    ]
+
+    @staticmethod
+    def of(squares: Tensor) -> SquaresStructure:
+        return SquaresStructure(squares.data_ptr(), squares.shape[1], *squares.stride())
+
+
 class NormedStructure(ctypes.Structure):
-    _fields_ = [("squares", ctypes.c_void_p), ("count", ctypes.c_int), ("eps", ctypes.c_float)]
+    _fields_ = [("squares", SquaresStructure), ("eps", ctypes.c_float)]
 
 
 class AddedStructure(ctypes.Structure):
     _fields_ = [
-        ("residual", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("total", ctypes.c_void_p), ("squares", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("total", ctypes.c_void_p), ("squares", SquaresStructure),
         ("offset", ctypes.c_float),
     ]
 
@@ -41,18 +51,32 @@ class FewOutputsStructure(ctypes.Structure):
     ]
 
 
+class BesideStructure(ctypes.Structure):
+    _fields_ = [("y", ctypes.c_void_p), ("outputs", ctypes.c_int), ("parts", ctypes.c_int)]
+
+
 @dataclass(frozen=True, slots=True)
 class Added:
-    """y = (residual + product) (norm's weight): total and squares [rows, outputs / ROWS] are written besides."""
+    """y = (residual + product) (norm's weight): total and squares [rows, parts of the outputs] are written besides."""
 
     residual: Tensor
     norm: NormWeight
     total: Tensor
     squares: Tensor
 
+    @staticmethod
+    def into(residual: Tensor, norm: NormWeight, parts: int, *, rows_together: bool) -> Added:
+        """With room for what is written. rows_together: rows' squares lie side by side, for readers whose lanes have rows; else
+        those of a row.
+        """
+        total = torch.empty_like(residual, memory_format=torch.contiguous_format)
+        shape = (parts, len(residual)) if rows_together else (len(residual), parts)
+        squares = torch.empty(shape, dtype=torch.float32, device=residual.device)
+        return Added(residual.contiguous(), norm.in_float32(), total, squares.T if rows_together else squares)
+
     def structure(self) -> AddedStructure:
-        tensors = self.residual, self.norm.weight, self.total, self.squares
-        return AddedStructure(*(tensor.data_ptr() for tensor in tensors), self.norm.offset)
+        addresses = (tensor.data_ptr() for tensor in (self.residual, self.norm.weight, self.total))
+        return AddedStructure(*addresses, SquaresStructure.of(self.squares), self.norm.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +99,7 @@ class Beside:
 def normed_structure(x: Activations) -> NormedStructure:
     if not isinstance(x, PendingNorm):
         return NormedStructure()
-    return NormedStructure(x.squares.data_ptr(), x.squares.shape[1], x.eps)
+    return NormedStructure(SquaresStructure.of(x.squares), x.eps)
 
 
 def x_rows_of(rows: int) -> int:

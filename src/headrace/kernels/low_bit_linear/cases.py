@@ -59,6 +59,7 @@ CASES = (
     Case("norm-tiled", 2, 80, 384, 128, tiled=True, norm=True),
     Case("norm-eight-rows-zeros-tiled", 8, 144, 256, 32, zeros=True, tiled=True, norm=True),
     Case("norm-many-rows-tiled", 21, 32, 128, 128, tiled=True, norm=True),
+    Case("pending-rows-of-a-block-tiled", 43, 272, 256, 128, tiled=True, pending=17),
     Case("eight-bits-many-rows-tiled", 33, 144, 256, 0, tiled=True, scale=torch.float16),
 )
 

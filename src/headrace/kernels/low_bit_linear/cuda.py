@@ -3,16 +3,17 @@
 Up to MOST_FEW_ROWS rows one kernel reads the weights at the memory's rate (few.py); up to MOST_FUSED_ROWS (on Hopper, where
 that is wgmma, and on HALF_RATE cards: always) others decode them on the way into the tensor cores; for more, pieces of the
 weight are decoded into a workspace of WORKSPACE_BYTES for the library's matrix product. As much is taken at most for x in
-fp16 where there is no wgmma. Other memory: tile_forms.sums_of float32 numbers that a device keeps, and with 9 to 16 rows,
-where the inputs are cut into parts, parts x rows x outputs.
+fp16 where there is no wgmma. Other memory: tile_forms.sums_of float32 numbers that a device keeps.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -20,14 +21,20 @@ from torch import Tensor
 from headrace.kernels import nvrtc
 from headrace.kernels.card import card
 from headrace.kernels.cuda_function import CudaFunction, compiled, with_primitives
-from headrace.kernels.low_bit_linear import forms, hopper, tile_forms
-from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS, ManyRows
+from headrace.kernels.low_bit_linear import hopper, tile_forms
+from headrace.kernels.low_bit_linear.around import Added, AddedStructure, BesideStructure, normed_structure
+from headrace.kernels.low_bit_linear.forms import BLOCK_OUTPUTS
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 from headrace.kernels.low_bit_linear.tile_forms import AmpereRows, HopperRows, Share
+from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, finished, values_of
 from headrace.kernels.silu_mul import silu_mul
 from headrace.kernels.tensor_map import TensorMap, boxes_of_rows, boxes_of_words
 
 MOST_FEW_ROWS = 8
+MOST_FOLDED_ROWS = 64
+"""On Hopper: of a product with the norms around it."""
+WARPGROUP_OUTPUTS, BESIDE_OUTPUTS = 64, 128
+"""On Hopper: what a warpgroup has, and the most of a plain weight beside."""
 MOST_FUSED_ROWS = 256
 HALF_RATE = (86, 89, 120)
 """Capabilities whose consumer cards sum products in float32, as the library does, at half the rate of sums in fp16."""
@@ -36,8 +43,11 @@ WITH_WGMMA = "hopper_rows"
 _WHOLE_ROWS = 64
 """Of the largest tile of ampere_rows."""
 _HALVES_THREADS = 512
-_BESIDE = {"few_rows": ("few_outputs.cuh",), "hopper_rows": ("work.cuh", "group_scale.cuh"),
-           "ampere_rows": ("work.cuh", "group_scale.cuh")}
+_BESIDE = {
+    "few_rows": ("around.cuh", "few_outputs.cuh"),
+    "hopper_rows": ("around.cuh", "work.cuh", "group_scale.cuh", "hopper.cuh", "hopper_beside.cuh"),
+    "ampere_rows": ("work.cuh", "group_scale.cuh"),
+}
 """What sources begin with besides primitives and prelude."""
 
 
@@ -47,32 +57,74 @@ def suits(x: Tensor, packed: Tensor, scale: Tensor, tiled: bool) -> bool:
 
 
 def low_bit_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, gated: bool = False
+    x: Activations, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, gated: bool = False
 ) -> Tensor:
     """As the public function, for tiled weights and more than MOST_FEW_ROWS rows."""
-    rows, outputs = len(x), len(packed)
-    if gated and not gates_within(rows, outputs):
+    rows, outputs, values = len(x), len(packed), values_of(x)
+    if gated and not gates_within(values, packed):
         return silu_mul(low_bit_linear(x, packed, scale, zero))
-    y = torch.empty(rows, outputs // (1 + gated), dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, outputs // (1 + gated), dtype=values.dtype, device=values.device)
     if not rows:
         return y
-    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-        x = x.contiguous()
-    capability = card(x.device).capability
-    if capability == 90 and rows < tile_forms.LEAST_ROWS:
-        many_rows(x, packed, scale, zero, y)
-    elif capability == 90:
-        hopper_rows(x, packed, scale, zero, y)
-    elif rows <= MOST_FUSED_ROWS or capability in HALF_RATE:
-        ampere_rows(x, packed, scale, zero, y)
+    capability = card(values.device).capability
+    if capability == 90:
+        hopper_rows(readable(x if folds(rows, values.device) else finished(x)), packed, scale, zero, y, gated=gated)
+        return y
+    plain = readable(finished(x))
+    if rows <= MOST_FUSED_ROWS or capability in HALF_RATE:
+        ampere_rows(plain, packed, scale, zero, y)
     else:
-        through_workspace(x, packed, scale, zero, y)
+        through_workspace(plain, packed, scale, zero, y)
     return y
 
 
-def gates_within(rows: int, outputs: int) -> bool:
+def low_bit_linear_norm(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, residual: Tensor, norm: NormWeight
+) -> tuple[PendingNorm, Tensor]:
+    """As the public function, where norms are folded into hopper_rows."""
+    formats, outputs = formats_of(x, packed, scale, zero), len(packed)
+    form = tile_forms.hopper_rows_form(len(x), outputs, x.shape[1], formats, card(x.device))
+    added = Added.into(residual, norm, form.square_parts(outputs), rows_together=True)
+    values = torch.empty_like(added.total)
+    if len(x):
+        hopper_rows(readable(x), packed, scale, zero, values, form, added=added)
+    return PendingNorm(values, added.squares, norm.eps), added.total
+
+
+def folds(rows: int, device: torch.device) -> bool:
+    """Whether norms around a product cost no launch of their own."""
+    return rows <= (MOST_FOLDED_ROWS if card(device).capability == 90 else MOST_FEW_ROWS)
+
+
+@overload
+def readable(x: Tensor) -> Tensor: ...
+@overload
+def readable(x: Activations) -> Activations: ...
+def readable(x: Activations) -> Activations:
+    """x in rows that kernels read 16 bytes at a time."""
+    values = values_of(x)
+    if values.stride(1) == 1 and not (values.stride(0) % 8 or values.data_ptr() % 16):
+        return x
+    return replace(x, values=values.contiguous()) if isinstance(x, PendingNorm) else values.contiguous()
+
+
+def low_bit_linear_beside(
+    x: Activations, packed: Tensor, scale: Tensor, zero: Tensor | None, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As the public function, where hopper_rows makes both."""
+    values = values_of(x)
+    y, other = (torch.empty(len(x), len(w), dtype=values.dtype, device=values.device) for w in (packed, weight))
+    if len(x):
+        hopper_rows(readable(x), packed, scale, zero, y, beside=(weight, other))
+    return y, other
+
+
+def gates_within(x: Tensor, packed: Tensor) -> bool:
     """Whether one kernel multiplies and gates, with float32 between; else what lies there is rounded to x's type."""
-    return rows <= MOST_FEW_ROWS and outputs % (2 * ROWS) == 0
+    (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
+    if outputs % (2 * ROWS):
+        return False
+    return rows <= MOST_FEW_ROWS or (here.capability == 90 and tile_forms.hopper_gates(rows, outputs, inputs, here))
 
 
 def formats_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None) -> dict[str, int]:
@@ -107,15 +159,13 @@ def function(
     return compiled(text or source(name), name, macros, threads, shared_bytes, device, wgmma=name == WITH_WGMMA)
 
 
-def many_macros(form: ManyRows) -> dict[str, int]:
-    return {"STAGES": form.stages, "PARTS": int(form.parts > 1)}
-
-
-def hopper_macros(form: HopperRows, share: Share) -> dict[str, int]:
+def hopper_macros(
+    form: HopperRows, share: Share, *, normed: bool = False, added: bool = False, gated: bool = False, beside: bool = False
+) -> dict[str, int]:
     return {
-        "BLOCK_ROWS": form.block_rows, "WARPGROUPS": form.warpgroups, "PARTS_OF_CHUNK": form.parts, "STAGES": form.stages,
-        "RESIDENT": form.resident, "REGISTERS": form.registers, "COPY_REGISTERS": form.copy_registers,
-        "SPLIT": int(share.split),
+        "BLOCK_ROWS": form.block_rows, "WARPGROUPS": form.warpgroups, "TILES": form.tiles, "PARTS_OF_CHUNK": form.parts,
+        "STAGES": form.stages, "RESIDENT": form.resident, "REGISTERS": form.registers, "COPY_REGISTERS": form.copy_registers,
+        "SPLIT": int(share.split), "NORMED": int(normed), "ADDED": int(added), "GATED": int(gated), "BESIDE": int(beside),
     }
 
 
@@ -127,36 +177,33 @@ def halves_macros(inputs: int) -> dict[str, int]:
     return {"THREADS": _HALVES_THREADS, "PIECES": -(-inputs // (8 * _HALVES_THREADS))}
 
 
-def many_rows(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: ManyRows | None = None) -> None:
-    """Writes y; any number of rows, meant for 9 to 16."""
-    formats = formats_of(x, packed, scale, zero)
-    form = form or forms.many_rows_form(len(x), len(packed), x.shape[1], formats, card(x.device))
-    kernel = function("many_rows", formats | many_macros(form), 256, form.shared_bytes(formats), x.device)
-    (rows, inputs), outputs, parts = x.shape, len(packed), form.parts
-    grid = -(-rows // forms.MANY_ROWS), -(-outputs // BLOCK_OUTPUTS), parts
-    into = y if parts == 1 else torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
-    kernel(grid, packed, scale, zero, x, into, rows, outputs, inputs, ctypes.c_longlong(x.stride(0)))
-    if parts > 1:
-        vectors = rows * outputs // 4
-        add = function("sum_parts", formats, 256, 0, x.device)
-        add((-(-vectors // 256), 1, 1), into, y, parts, ctypes.c_longlong(vectors))
-
-
 def hopper_rows(
-    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: HopperRows | None = None
+    x: Activations, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: HopperRows | None = None, *,
+    added: Added | None = None, gated: bool = False, beside: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Writes y; any number of rows, on compute capability 9.0."""
-    (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
-    formats = formats_of(x, packed, scale, zero)
-    form = form or tile_forms.hopper_rows_form(rows, outputs, inputs, formats, here)
-    share = tile_forms.hopper_share(form, rows, outputs, inputs, here)
-    text = hopper_source(form.block_rows, x.dtype == torch.bfloat16)
-    kernel = function(
-        "hopper_rows", formats | hopper_macros(form, share), form.threads, form.shared_bytes(formats), x.device, text
-    )
-    boxes = boxes_of_rows(x, form.block_rows), *_boxes(packed, scale, formats, form)
-    kernel((share.workers, 1, 1), *boxes, scale, zero, y, _sums(x.device), rows, outputs, inputs, share.waves,
-           tile_forms.row_band(form.block_rows))
+    """Writes y; any number of rows, on compute capability 9.0. x a PendingNorm, `added` and `beside` (a plain weight, and what
+    is written of its product): where the form has all rows in a block.
+    """
+    values = values_of(x)
+    (rows, inputs), outputs, here = values.shape, len(packed), card(values.device)
+    formats = formats_of(values, packed, scale, zero)
+    form = form or tile_forms.hopper_rows_form(rows, outputs, inputs, formats, here, gated=gated, beside=beside is not None)
+    share, parts = tile_forms.hopper_share(form, rows, outputs, inputs, here, beside=beside is not None), 0
+    macros = hopper_macros(form, share, normed=isinstance(x, PendingNorm), added=added is not None, gated=gated,
+                           beside=beside is not None)
+    text = hopper_source(form.block_rows, values.dtype == torch.bfloat16)
+    kernel = function("hopper_rows", formats | macros, form.threads, form.shared_bytes(formats), values.device, text)
+    boxes = [boxes_of_rows(values, form.block_rows), *_boxes(packed, scale, formats, form)]
+    its = BesideStructure()
+    if beside:
+        weight, its_y = beside
+        parts = tile_forms.parts_beside(form)
+        boxes.append(boxes_of_rows(weight, WARPGROUP_OUTPUTS))
+        its = BesideStructure(its_y.data_ptr(), len(weight), parts)
+    else:
+        boxes.append(boxes[0])
+    kernel((share.workers + parts, 1, 1), *boxes, scale, zero, y, _sums(values.device), rows, outputs, inputs, share.waves,
+           tile_forms.row_band(form.block_rows), normed_structure(x), added.structure() if added else AddedStructure(), its)
 
 
 def _boxes(packed: Tensor, scale: Tensor, formats: Mapping[str, int], form: HopperRows) -> tuple[TensorMap, TensorMap]:

@@ -7,7 +7,6 @@ the norm of that, a product of few outputs beside.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -23,7 +22,7 @@ from headrace.kernels.low_bit_linear.around import (
     few_outputs_between,
     normed_structure,
 )
-from headrace.kernels.low_bit_linear.cuda import formats_of, function
+from headrace.kernels.low_bit_linear.cuda import formats_of, function, readable
 from headrace.kernels.low_bit_linear.forms import FewRows
 from headrace.kernels.low_bit_linear.layout import ROWS
 from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, values_of
@@ -39,7 +38,7 @@ def low_bit_linear(
     values = values_of(x)
     y = torch.empty(len(x), len(packed) // (1 + gated), dtype=values.dtype, device=values.device)
     if len(x):
-        few_rows(_readable(x), packed, scale, zero, y, gated=gated)
+        few_rows(readable(x), packed, scale, zero, y, gated=gated)
     return y
 
 
@@ -47,13 +46,11 @@ def low_bit_linear_norm(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, residual: Tensor, norm: NormWeight
 ) -> tuple[PendingNorm, Tensor]:
     """As the public function, where folds_norms."""
-    total = torch.empty_like(residual, memory_format=torch.contiguous_format)
-    squares = torch.empty(len(x), len(packed) // ROWS, dtype=torch.float32, device=x.device)
-    values = torch.empty_like(total)
+    added = Added.into(residual, norm, len(packed) // ROWS, rows_together=False)
+    values = torch.empty_like(added.total)
     if len(x):
-        added = Added(residual.contiguous(), norm.in_float32(), total, squares)
-        few_rows(_readable(x), packed, scale, zero, values, added=added)
-    return PendingNorm(values, squares, norm.eps), total
+        few_rows(readable(x), packed, scale, zero, values, added=added)
+    return PendingNorm(values, added.squares, norm.eps), added.total
 
 
 def low_bit_linear_beside(
@@ -63,7 +60,7 @@ def low_bit_linear_beside(
     values = values_of(x)
     y, other = (torch.empty(len(x), len(w), dtype=values.dtype, device=values.device) for w in (packed, weight))
     if len(x):
-        few_rows(_readable(x), packed, scale, zero, y, beside=Beside(weight, other, few_outputs_between(_index(values.device))))
+        few_rows(readable(x), packed, scale, zero, y, beside=Beside(weight, other, few_outputs_between(_index(values.device))))
     return y, other
 
 
@@ -97,14 +94,6 @@ def few_rows(
         ctypes.c_longlong(values.stride(0)), normed_structure(x), added.structure() if added else AddedStructure(),
         beside.structure(form.warps) if beside else FewOutputsStructure(),
     )
-
-
-def _readable(x: Activations) -> Activations:
-    """x in rows that kernels read 16 bytes at a time."""
-    values = values_of(x)
-    if values.stride(1) == 1 and not (values.stride(0) % 8 or values.data_ptr() % 16):
-        return x
-    return replace(x, values=values.contiguous()) if isinstance(x, PendingNorm) else values.contiguous()
 
 
 def _index(device: torch.device) -> int:

@@ -3,30 +3,6 @@
 // asked for before the kernel before this one is done, whose results x may be. The last part adds what the others leave in `sums`, in
 // their order, each with a flag in `raised`, which is zero between kernels; it is to have the highest blockIdx of them.
 
-// With NORMED x is what few_rows makes with ADDED: a row of a product is to be multiplied by 1 / sqrt(mean + eps), `squares` being
-// [rows, count] parts of the sum of which that is the mean.
-struct Normed {
-  const float* squares;
-  int count;
-  float eps;
-};
-__device__ __forceinline__ float sum_of_lanes(float x, int lanes) {
-#pragma unroll
-  for (int far = 16; far; far /= 2)
-    if (far < lanes) x += __shfl_xor_sync(~0u, x, far);
-  return x;
-}
-__device__ __forceinline__ void row_factors(float* factors, const Normed& normed, int rows, int inputs) {  // each warp some of the rows
-  const int lane = threadIdx.x % 32;
-  for (int r = threadIdx.x / 32; r < rows; r += WARPS) {
-    float sum = 0;
-#pragma unroll 10
-    for (int i = lane; i < normed.count; i += 32) sum += __ldcg(normed.squares + r * normed.count + i);
-    sum = sum_of_lanes(sum, 32);
-    if (lane == 0) factors[r] = rsqrtf(sum / inputs + normed.eps);
-  }
-}
-
 struct FewOutputs {
   const uint4* weight;
   u16* y;
@@ -81,7 +57,7 @@ template <int X> __device__ __forceinline__ void few_outputs_block(
   for (int i = 0; i < 4 * COLUMNS; i++) own[(i / 4 * 8 + 2 * c + i % 2) * 16 + g + i % 4 / 2 * 8] = total[i / 4][i % 4];
 
   const int tile = row_block * (of.outputs / 16) + block_outputs, last = of.parts - 1;
-  if (NORMED && part == last) row_factors(factors, normed, row_count, inputs);
+  if (NORMED && part == last) row_factors(factors, normed, first_row, row_count, inputs, warp, WARPS);
   if (part == last)
     for (int p = threadIdx.x; p < last; p += 32 * WARPS) await_and_lower(of.raised + tile * last + p);
   __syncthreads();

@@ -7,7 +7,7 @@
 // With several tiles, codes of 4 bits are multiplied as MAGIC + code, and (MAGIC + zero point) times the sum of x is taken off the
 // sums: one more mma for all tiles in place of four subtractions for each step of each.
 // Macros: TILES, WARPS, STAGES, X_ROWS (1, 2, 4 or 8, at least the rows), GATED (1: the first half of the outputs is a gate, as are the
-// first half of a block's tiles: y [rows, outputs / 2] = silu(gate) times the other half), NORMED, ADDED (below), BESIDE (1: the first
+// first half of a block's tiles: y [rows, outputs / 2] = silu(gate) times the other half), NORMED, ADDED (around.cuh), BESIDE (1: the first
 // beside.parts * beside.outputs / 16 blocks of a row of the grid make another product of x, see few_outputs.cuh).
 #define CHAINS (TILES == 1 ? 2 : 1)  // independent sums of a tile, to hide the latency of mma
 #define TILE_PIECES (VECTORS * 32)
@@ -30,15 +30,6 @@ __device__ __forceinline__ void load_b(u32 (&b)[4], const uint4* row) {  // load
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(shared_address(row)));
 }
-// With ADDED total = residual + x W^T, rounded to its type, and y = total (weight + offset), which an RMS norm's factors of the rows are
-// still missing from; `squares` [rows, outputs / 16] are sums of total^2, of which these are made.
-struct Added {
-  const u16* residual;
-  const float* weight;
-  u16* total;
-  float* squares;
-  float offset;
-};
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_rows(
     const uint4* __restrict__ packed, const u32* __restrict__ scale, const u32* __restrict__ zero, const u16* __restrict__ x,
     u16* __restrict__ y, float* parts, u32* raised, int rows, int outputs, int inputs, long long x_stride, Normed normed, Added added,
@@ -111,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_rows(
     commit_copies();  // the first group also holds all weights so far
   }
 
-  if (NORMED && part == last_part) row_factors(factors, normed, rows, inputs);
+  if (NORMED && part == last_part) row_factors(factors, normed, 0, rows, inputs, warp, WARPS);
   const int all = outputs / (GATED + 1);
   u32 residual[ITEMS];
   float weight[ITEMS];
@@ -229,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT) few_rows(
       value = low_number(total, BF16);
       const float square = sum_of_lanes(value * value, 16);
       if (is_there) added.total[place] = (u16)total;
-      if (is_there && lane % 16 == 0) added.squares[place / 16] = square;
+      if (is_there && lane % 16 == 0) *added.squares.at(r, n / 16) = square;
       value *= weight[item];
     }
     if (is_there) y[place] = (u16)pack2(value, 0);

@@ -16,9 +16,6 @@ Formats = Mapping[str, int]
 """What kernels are told of the types: BF16, SCALE_BF16, BITS, GROUP (0: one scale a row), ZEROS."""
 
 BLOCK_OUTPUTS = 128
-MANY_ROWS = 16
-"""Of a block of many_rows."""
-_MOST_PARTS = 8
 _MOST_FEW_PARTS = 4
 _CHUNKS_OF_A_PART = 40
 _FEW_ROWS_SHARED_BYTES = 101_376 - 128  # besides the factors of a norm
@@ -30,10 +27,6 @@ _REGISTERS = 65_536
 _NEEDED_REGISTERS = {1: 64, 2: 80, 4: 112}
 """Of a thread of few_rows, by its block's tiles."""
 _LINE_BYTES = 128  # of shared memory and of the L2 cache
-_FLOPS_OF_A_BYTE = 150
-"""Arithmetic that takes the time of reading a byte, at the rates that these kernels reach."""
-_LAUNCH_BYTES = 6 * 2**20
-"""What could be read in the time that one more kernel takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +59,6 @@ class FewRows:
     def sums(self, x_rows: int) -> int:
         """Numbers of a block."""
         return x_rows * ROWS * self.tiles
-
-
-@dataclass(frozen=True, slots=True)
-class ManyRows:
-    """Chunks of 128 inputs in flight, parts that the inputs are cut into."""
-
-    stages: int
-    parts: int
-
-    def shared_bytes(self, formats: Formats) -> int:
-        weights = BLOCK_OUTPUTS * INPUTS * formats["BITS"] // 8
-        stage = weights + MANY_ROWS * INPUTS * 2 + 8 * _words(formats) * (32 + 8 * formats["ZEROS"])
-        return max(self.stages * stage, MANY_ROWS * (BLOCK_OUTPUTS + 4) * 4)
 
 
 def _words(formats: Formats) -> int:
@@ -131,22 +111,3 @@ def few_rows_between_blocks(card: Card) -> tuple[int, int]:
     """Numbers that blocks leave for each other at most, and such blocks."""
     tiles, others = 6 * card.processors, _MOST_FEW_PARTS - 1
     return others * (tiles + 4) * ROWS * 8, others * tiles
-
-
-@remembered
-def many_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> ManyRows:
-    stages = max(s for s in (2, 3, 4) if ManyRows(s, 1).shared_bytes(formats) <= card.shared_bytes)
-    resident = 2 if 2 * ManyRows(stages, 1).shared_bytes(formats) <= card.shared_bytes else 1
-    return ManyRows(stages, _parts(rows, outputs, inputs, formats, resident * card.processors))
-
-
-def _parts(rows: int, outputs: int, inputs: int, formats: Formats, slots: int) -> int:
-    """Parts of the inputs that fill the card's `slots` for blocks best, against what adding the parts costs."""
-    blocks = -(-outputs // BLOCK_OUTPUTS) * -(-rows // MANY_ROWS)
-    work = max(outputs * inputs * formats["BITS"] // 8, 2 * rows * outputs * inputs // _FLOPS_OF_A_BYTE)
-
-    def cost(parts: int) -> float:
-        rounds = -(-blocks * parts // slots)
-        return work * rounds * slots / (blocks * parts) + (parts > 1) * (_LAUNCH_BYTES + 8 * parts * rows * outputs)
-
-    return min((p for p in range(1, _MOST_PARTS + 1) if p == 1 or inputs // INPUTS >= 4 * p), key=cost)

@@ -1,10 +1,11 @@
-"""How the kernels for 17 rows and more are built, and how they share their work (work.cuh): plain arithmetic on shape and card.
+"""How the kernels for many rows are built, and how they share their work (work.cuh): plain arithmetic on shape and card.
 
 Times are of an H200 (benchmarks/kernels/low_bit_linear.py); elsewhere the same counts decide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,7 +14,6 @@ from headrace.kernels.low_bit_linear.forms import Formats
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 from headrace.kernels.remembered import remembered
 
-LEAST_ROWS = 17
 _BAND_ROWS = 2048
 """Rows whose tiles come before the next outputs: x of so many is in the L2 cache beside the weights of a few outputs."""
 _EVEN = 0.85
@@ -41,8 +41,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class HopperRows:
-    """Rows of x and warpgroups (of 64 outputs) of a tile, parts in which a chunk of 128 inputs is decoded, blocks of a
-    processor, chunks in flight.
+    """Rows of x and warpgroups (of tiles times 64 outputs) of a tile, parts in which a chunk of 128 inputs is decoded, blocks
+    of a processor, chunks in flight, tiles of 16 outputs of a warp.
     """
 
     block_rows: int
@@ -50,10 +50,15 @@ class HopperRows:
     parts: int
     resident: int
     stages: int = _MOST_STAGES
+    tiles: int = 1
 
     @property
     def block_outputs(self) -> int:
-        return 64 * self.warpgroups
+        return 64 * self.warpgroups * self.tiles
+
+    def square_parts(self, outputs: int) -> int:
+        """Parts of a row's outputs of which a block leaves the sum of squares."""
+        return -(-outputs // self.block_outputs) * self.tiles
 
     @property
     def threads(self) -> int:
@@ -73,8 +78,9 @@ class HopperRows:
     def shared_bytes(self, formats: Formats) -> int:
         groups = INPUTS // formats["GROUP"] if formats["GROUP"] else 0
         tile = 2 * INPUTS * formats["BITS"] + 32 * groups
-        stage = 2 * INPUTS * self.block_rows + 4 * self.warpgroups * tile + 16  # two barriers
-        return self.stages * -(-stage // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
+        stage = 2 * INPUTS * self.block_rows + 4 * self.warpgroups * self.tiles * tile + 16  # two barriers
+        of_norms = 4 * self.block_rows * (1 + 4 * self.warpgroups * self.tiles)  # factors and squares
+        return self.stages * -(-stage // _SWIZZLE_BYTES) * _SWIZZLE_BYTES + of_norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class AmpereRows:
 Rows = TypeVar("Rows", HopperRows, AmpereRows)
 
 HOPPER_FORMS = {  # and microseconds for one chunk of a tile
+    HopperRows(16, 2, 1, 2): 0.48,
     HopperRows(32, 2, 1, 2): 0.65,
     HopperRows(48, 2, 1, 2): 0.85,
     HopperRows(64, 4, 1, 1): 0.83,
@@ -104,8 +111,19 @@ HOPPER_FORMS = {  # and microseconds for one chunk of a tile
     HopperRows(128, 2, 1, 1): 0.735,
     HopperRows(128, 4, 2, 1): 1.42,
 }
+GATED_FORMS = {  # of which a gate is a part
+    HopperRows(16, 2, 1, 1, tiles=2): 0.48,
+    HopperRows(32, 2, 2, 1, tiles=2): 0.6,
+    HopperRows(48, 2, 1, 1, tiles=2): 0.78,
+    HopperRows(64, 2, 2, 1, tiles=2): 0.89,
+    HopperRows(128, 2, 2, 1, tiles=2): 1.57,
+}
 _TALL = 128
 """Rows of x for which weights are decoded once at least, if there are so many."""
+_PROCESSORS_BESIDE = 4
+"""That a product of few outputs beside another is given."""
+_GATE_US, _GATE_BYTES_PER_US = 2.5, 2.5e6
+"""What a launch for a gate takes besides its bytes, and they."""
 _MOST_TILE = 32_768
 """Numbers of the largest tile of a processor, over its blocks."""
 
@@ -139,15 +157,35 @@ def share(row_blocks: int, output_blocks: int, inputs: int, places: int) -> Shar
 
 
 @remembered
-def hopper_rows_form(rows: int, outputs: int, inputs: int, formats: Formats, card: Card) -> HopperRows:
+def hopper_rows_form(
+    rows: int, outputs: int, inputs: int, formats: Formats, card: Card, *, gated: bool = False, beside: bool = False
+) -> HopperRows:
+    """gated: where hopper_gates says so. beside: with room for a product of few outputs."""
+    _, form = _best(GATED_FORMS if gated else HOPPER_FORMS, rows, outputs, inputs, card, beside=beside)
+    return fitting(form, formats, card)
+
+
+@remembered
+def hopper_gates(rows: int, outputs: int, inputs: int, card: Card) -> bool:
+    """Whether a gate of the first half of the outputs is best a part of the product."""
+    apart_us = _GATE_US + 3 * rows * outputs / _GATE_BYTES_PER_US
+    gated_us, form = _best(GATED_FORMS, rows, outputs, inputs, card)
+    shared = hopper_share(form, rows, outputs, inputs, card)
+    return not shared.split and gated_us < _best(HOPPER_FORMS, rows, outputs, inputs, card)[0] + apart_us
+
+
+def _best(
+    forms: Mapping[HopperRows, float], rows: int, outputs: int, inputs: int, card: Card, *, beside: bool = False
+) -> tuple[float, HopperRows]:
+    """Microseconds, and the form that takes so many."""
     def cost(form: HopperRows) -> float:
-        shared = hopper_share(form, rows, outputs, inputs, card)
+        shared = hopper_share(form, rows, outputs, inputs, card, beside=beside)
         tiles = -(-rows // form.block_rows) * -(-outputs // form.block_outputs)
         adding = 1.5 + form.block_rows * form.block_outputs / 6_500 if tiles != shared.waves * shared.workers else 0.0
-        return tiles * (inputs // INPUTS) / shared.workers * HOPPER_FORMS[form] + adding
+        return tiles * (inputs // INPUTS) / shared.workers * forms[form] + adding
 
-    tall = [form for form in HOPPER_FORMS if form.block_rows >= min(rows, _TALL)]
-    return fitting(min(tall, key=cost), formats, card)
+    fits = [form for form in forms if form.block_rows >= min(rows, _TALL) and not (beside and form.warpgroups < 2)]
+    return min(((cost(form), form) for form in fits), key=lambda found: found[0])
 
 
 def fitting(form: Rows, formats: Formats, card: Card) -> Rows:
@@ -158,9 +196,14 @@ def fitting(form: Rows, formats: Formats, card: Card) -> Rows:
 
 
 @remembered
-def hopper_share(form: HopperRows, rows: int, outputs: int, inputs: int, card: Card) -> Share:
+def hopper_share(form: HopperRows, rows: int, outputs: int, inputs: int, card: Card, *, beside: bool = False) -> Share:
     row_blocks, output_blocks = -(-rows // form.block_rows), -(-outputs // form.block_outputs)
-    return share(row_blocks, output_blocks, inputs, form.resident * card.processors)
+    return share(row_blocks, output_blocks, inputs, form.resident * card.processors - beside * parts_beside(form))
+
+
+def parts_beside(form: HopperRows) -> int:
+    """Blocks of a product of few outputs beside another: they take less time than the other's."""
+    return _PROCESSORS_BESIDE * form.resident
 
 
 @remembered

@@ -44,18 +44,30 @@ struct Target {
   int rows, outputs;
 
   __device__ __forceinline__ void store(float4 v, int row, int tile) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    if (tile * 16 < outputs) store_as_is(scaled(v, tile), row, tile);
+  }
+  __device__ __forceinline__ void store_as_is(float4 v, int row, int tile) const {
     if (tile * 16 >= outputs) return;
-    if (!GROUP) {
-      const u32 s = __ldg(scale + tile * 8 + g);
-      const float low = low_number(s, SCALE_BF16), high = high_number(s, SCALE_BF16);
-      v.x *= low, v.y *= low, v.z *= high, v.w *= high;
-    }
+    const uint2 four = rounded(v);
+    if (is_row(row)) *(uint2*)(y + place(row, tile)) = four;
+  }
+  __device__ __forceinline__ float4 scaled(float4 v, int tile) const {  // where a row has one scale
+    if (GROUP) return v;
+    const u32 s = __ldg(scale + tile * 8 + threadIdx.x % 32 / 4);
+    const float low = low_number(s, SCALE_BF16), high = high_number(s, SCALE_BF16);
+    return make_float4(v.x * low, v.y * low, v.z * high, v.w * high);
+  }
+  // In y's type, of this lane's row the four outputs that lie at its place.
+  __device__ __forceinline__ uint2 rounded(float4 v) const {
+    const int c = threadIdx.x % 4;
     const u32 low = transpose(pack2(v.x, v.y)), high = transpose(pack2(v.z, v.w));  // row g, outputs 2 c (+ 1), and 8 more
     const u32 other = __shfl_xor_sync(~0u, c % 2 ? low : high, 1);
-    const int output = tile * 16 + c % 2 * 8 + c / 2 * 4;
-    if (row + g < rows)
-      *(uint2*)(y + (long long)(row + g) * outputs + output) = c % 2 ? make_uint2(other, high) : make_uint2(low, other);
+    return c % 2 ? make_uint2(other, high) : make_uint2(low, other);
+  }
+  __device__ __forceinline__ bool is_row(int row) const { return row + threadIdx.x % 32 / 4 < rows; }
+  __device__ __forceinline__ int output(int tile) const { return tile * 16 + threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4; }
+  __device__ __forceinline__ long long place(int row, int tile) const {
+    return (long long)(row + threadIdx.x % 32 / 4) * outputs + output(tile);
   }
 };
 
@@ -74,7 +86,17 @@ __device__ __forceinline__ float4 receive(uint4 v, float4* at) {  // v: what the
   return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
 }
 
-// COUNT float4 of each thread's sums, in tiles that several workers share; LOOKS or BATCH of them are looked for at a time. SPLIT (a macro):
+// What becomes of sums where store(sum, tile, i) is all that is done with them.
+template <typename Store> struct Stored {
+  Store its_store;
+  int tile;
+  __device__ __forceinline__ void begin(int its_tile) { tile = its_tile; }
+  __device__ __forceinline__ int ask(int) const { return 0; }
+  __device__ __forceinline__ void store(float4 sum, int i, int) const { its_store(sum, tile, i); }
+  __device__ __forceinline__ void end(int, int) const {}
+};
+
+// COUNT float4 of each thread's sums, in tiles that several workers share; LOOKS of them, or BATCH parts of one, are looked for at a time. SPLIT (a macro):
 // 0: the worker that has a tile's first inputs, which are its last, adds what the others have sent; 1: each of them, at its end, adds a
 // part. So none waits for what is not under way.
 template <int COUNT, int LOOKS, int BATCH> struct Shared {
@@ -110,8 +132,9 @@ template <int COUNT, int LOOKS, int BATCH> struct Shared {
     __syncwarp();
     return true;
   }
-  // With SPLIT, at the end: store(sum, tile, i) for this worker's part of the tiles that it shares.
-  template <typename Store> __device__ __forceinline__ void finish(Store store) const {
+  // With SPLIT, at the end, for this worker's part of the tiles that it shares: to.begin(tile), for each i of it to.store(sum, i, asked) with
+  // what to.ask(i) gave before sums were waited for, and to.end(first i, last i + 1).
+  template <typename To> __device__ __forceinline__ void finish_with(To& to_whom) const {
     if (!SPLIT) return;
     const int end = work.begin + work.count - work.whole;
     for (int at = work.begin; at < end;) {
@@ -120,35 +143,45 @@ template <int COUNT, int LOOKS, int BATCH> struct Shared {
       at = begin + work.steps;
       if (is_whole) continue;
       const int first = work.owner(begin), share = work.owner(begin + work.steps - 1) - first + 1, me = work.worker - first;
-      const int from = COUNT * me / share, to = COUNT * (me + 1) / share, looks = (to - from) * share;
-      float4* const head = sums + (long long)(first * 2 + 1) * worker_vectors;  // the others end in the tile
-      auto next = [&](int& i, int& other, float4*& place) {
-        place += (other == 0 ? 1 : 2) * worker_vectors;
-        if (++other == share) other = 0, i++, place = head + i * 32;
+      const int from = COUNT * me / share, to = COUNT * (me + 1) / share;
+      to_whom.begin(tile);
+      float4* const head = sums + (long long)(first * 2 + 1) * worker_vectors;
+      auto further = [&](int other) { return (other == 0 ? 1 : 2) * worker_vectors; };  // the first begins in the tile, the others end in it
+      uint4 next_seen[BATCH];
+      decltype(to_whom.ask(0)) next_asked;
+      auto ask = [&](int i) {
+        const float4* of = head + i * 32;
+#pragma unroll
+        for (int other = 0; other < BATCH; of += further(other), other++)
+          if (other < share) next_seen[other] = look(of);
+        next_asked = to_whom.ask(i);
       };
-      int looked_i = from, looked_other = 0, i = from, other = 0;
-      float4 *looked_at = head + from * 32, *taken_at = looked_at, sum = make_float4(0, 0, 0, 0);
-      for (int n = 0; n < looks; n += BATCH) {
+      if (from < to) ask(from);
+#pragma unroll 1  // what is run once is not in a cache: less text is faster
+      for (int i = from; i < to; i++) {
         uint4 seen[BATCH];
 #pragma unroll
-        for (int j = 0; j < BATCH; j++)
-          if (n + j < looks) {
-            seen[j] = look(looked_at);
-            next(looked_i, looked_other, looked_at);
-          }
+        for (int other = 0; other < BATCH; other++) seen[other] = next_seen[other];
+        const auto asked = next_asked;
+        if (i + 1 < to) ask(i + 1);
+        float4 sum = make_float4(0, 0, 0, 0), *of = head + i * 32;
+        auto add = [&](uint4 v) {
+          const float4 its = receive(v, of);
+          sum.x += its.x, sum.y += its.y, sum.z += its.z, sum.w += its.w;
+        };
 #pragma unroll
-        for (int j = 0; j < BATCH; j++)
-          if (n + j < looks) {
-            const float4 v = receive(seen[j], taken_at);
-            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-            if (other == share - 1) {
-              __syncwarp();
-              store(sum, tile, i);
-              sum = make_float4(0, 0, 0, 0);
-            }
-            next(i, other, taken_at);
-          }
+        for (int other = 0; other < BATCH; of += further(other), other++)
+          if (other < share) add(seen[other]);
+#pragma unroll 1
+        for (int other = BATCH; other < share; of += further(other), other++) add(look(of));
+        __syncwarp();
+        to_whom.store(sum, i, asked);
       }
+      to_whom.end(from, to);
     }
+  }
+  template <typename Store> __device__ __forceinline__ void finish(Store store) const {
+    Stored<Store> stored{store, 0};
+    finish_with(stored);
   }
 };
