@@ -16,7 +16,7 @@ from headrace.plan.draft_memory import progress_bytes, ring_bytes
 from headrace.plan.dtypes import STORED_BYTES, Dtypes, itemsize, token_bytes
 from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.extras import NONE, BudgetLine, Extras
-from headrace.plan.graph_rows import graph_bytes, prompt_shapes
+from headrace.plan.graph_rows import EIGHT_BIT_NODES, FOUR_BIT_NODES, PLAIN_NODES, StepNodes, graph_bytes, prompt_shapes
 from headrace.plan.sampler_memory import sampler_bytes
 from headrace.plan.workspace import (
     ASSUMED_PROCESSORS,
@@ -27,6 +27,7 @@ from headrace.plan.workspace import (
     gathered_bytes,
     kept_bytes,
     layers_bytes,
+    library_bytes,
     logit_rows,
     logits_bytes,
     mask_bytes,
@@ -45,8 +46,6 @@ CHECKPOINT_SHARE = 8
 """Checkpoints of states take at most one part in this many of the cache, unless told otherwise."""
 LEAST_CHECKPOINTS = 8
 """So many are wanted however few sequences run: a conversation has some at its end, and there are others."""
-_SUMMED_BYTES = 2 * 4
-"""Of an output of packed weights in a captured step: sums of two parts of the inputs, in float32."""
 _AMONG = ", the layers' workspace among them"
 _MOST_DEPTH = 2
 """Uncommitted plans that the loop holds at most, see plan.execution."""
@@ -264,16 +263,17 @@ def _fixed_lines(
         lines.append(BudgetLine("drafts", slots * slot_bytes, why))
     if graphs:
         more = f" and {drafts} drafts each" if drafts else ""
-        more += "" if drafts else ", and short prompts"
-        why = f"steps of up to {seqs} rows{more}, captured: their activations, their logits, and what the driver keeps"
-        parts = seqs * max(2 * layer.mlp.intermediate for layer in spec.layers) * _SUMMED_BYTES if low_bit else 0
-        library = not low_bit or any(weight.target == "head.weight" and weight.dtype is None for weight in weights.weights)
-        shapes = () if drafts else prompt_shapes(seqs, config.chunk_tokens, config.context or spec.max_context)
+        kept = "their activations, their logits, and what the driver keeps"
+        why = f"steps of up to {seqs} rows{more}, and of short prompts, captured: {kept}"
+        shapes = prompt_shapes(seqs, config.chunk_tokens, config.context or spec.max_context)
+        tapped = extras.taps * spec.hidden * itemsize(dtypes.compute)
         captured = graph_bytes(
-            spec, dtypes, seqs, drafts, LOGIT_ROWS, low_bit=low_bit, library=library, prompts=len(shapes),
-            prompt_bytes=max((layers_bytes(spec, sizes.captured(shape)) for shape in shapes), default=0),
+            spec, dtypes, seqs, drafts, LOGIT_ROWS, low_bit=low_bit,
+            library_bytes=library_bytes(hardware.capability) if _has_plain(spec, weights) else 0, prompts=len(shapes),
+            prompt_bytes=max((layers_bytes(spec, sizes.captured(s)) + s.tokens * tapped for s in shapes), default=0),
+            nodes=_step_nodes(weights, extras), taps=extras.taps, coin=config.synthetic_acceptance is not None,
         )
-        lines.append(BudgetLine("graphs", captured + parts, why))
+        lines.append(BudgetLine("graphs", captured, why))
     if extras.slot_bytes:
         why = f"{slots} slots of {extras.slot_bytes:,} bytes: {extras.slot_why}"
         lines.append(BudgetLine("draft inputs", slots * extras.slot_bytes, why))
@@ -282,6 +282,18 @@ def _fixed_lines(
         state = state_bytes_per_sequence(spec, dtypes)
         lines.append(BudgetLine("padding", state + pages, "a state slot and a page for what no sequence may have"))
     return (*lines, *extras.lines)
+
+
+def _has_plain(spec: ModelSpec, weights: WeightMap) -> bool:
+    """Whether a library multiplies by a weight that is not packed."""
+    plain = (weight.target for weight in weights.weights if weight.dtype is None and len(weight.shape) == 2)
+    return spec.tied or any(target != "embedding.weight" for target in plain)
+
+
+def _step_nodes(weights: WeightMap, extras: Extras) -> StepNodes:
+    packed = {w.dtype for w in weights.weights if w.target.startswith("layers.") and w.dtype in LOW_BIT_TYPES}
+    found = EIGHT_BIT_NODES if packed - {"int32"} else FOUR_BIT_NODES if packed else PLAIN_NODES
+    return replace(found, observes=extras.observes, proposes=extras.proposes)
 
 
 def _gpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:

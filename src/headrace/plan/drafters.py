@@ -53,6 +53,18 @@ class DrafterMemory:
     def lines(self) -> tuple[BudgetLine, ...]:
         return tuple(line for line in (self.line, self.wide) if line is not None)
 
+    @property
+    def observes(self) -> int:
+        """Nodes of what it takes in of a captured step, at most."""
+        return {"off": 0, "lookup": 8, "mtp": 40, "dflash": 80}[self.method] + (8 if self.extended else 0)
+
+    @property
+    def proposes(self) -> tuple[int, ...]:
+        """Nodes of its captured proposals, at most: one for each number of drafts that is worth one."""
+        own = self.drafts - self.extended
+        made = {"off": (), "lookup": (20,), "mtp": tuple(40 * k for k in range(1, own + 1)), "dflash": (200 + 10 * own,)}
+        return *made[self.method], *((made[self.method][-1] + 20,) if self.extended else ())
+
     def slot_bytes(self, hidden: int, dtypes: Dtypes) -> int:
         """Of one slot: hidden states that wait, and whose they are."""
         return RING_TOKENS * (self.taps * hidden * itemsize(dtypes.compute) + 8) if self.taps else 0

@@ -22,13 +22,17 @@ class Extras:
     """What a budget has beyond the decoder's own.
 
     lines: parts of a fixed size. slot_bytes: what every state slot has more, and slot_why. one_scale: 8-bit
-    keys and values have one scale for all, and no bytes for those of each token and head.
+    keys and values have one scale for all, and no bytes for those of each token and head. taps: hidden states of each token
+    that a step leaves for a drafter; observes, proposes: nodes of a drafter's graphs (`plan.graph_rows.StepNodes`).
     """
 
     lines: tuple[BudgetLine, ...] = ()
     slot_bytes: int = 0
     slot_why: str = ""
     one_scale: bool = False
+    taps: int = 0
+    observes: int = 0
+    proposes: tuple[int, ...] = ()
 
     def all_groups(self, spec: ModelSpec) -> tuple[CacheGroup, ...]:
         """The model's groups, with a drafter's layers."""

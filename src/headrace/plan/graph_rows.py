@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes, itemsize
 
-_LAYER_NODES = 13
-_DRAW_NODES = 20
-_NODE_BYTES, _DRIVER_BYTES = 3_700, 72 << 20
-_LIBRARY_BYTES = 32 << 20
+_DRAW_NODES, _COIN_NODES = 20, 56
+_NODE_BYTES, _GRAPH_BYTES, _DRIVER_BYTES = 4_600, 120_000, 42_000_000
+"""Measured on an H200 (PyTorch 2.11, driver 580): beside PyTorch's memory the driver keeps 113 MB for 25 graphs of steps and 25
+of draws, of 14,000 nodes in all; about 147 MB for 99 of an engine with drafts, of 20,200; 216 MB for 144, of 34,100."""
 _SEGMENT_BYTES = 20 << 20
-"""Measured on an H200 (PyTorch 2.11, driver 580): for 9 graphs of 840 nodes and of 540 the driver keeps 95 and 88 MB, for 16 of
-540 and their draws 103 MB; cuBLAS's workspace for the capturing stream, where a product is cuBLAS's; and what PyTorch's
-allocator rounds up to."""
+"""What PyTorch's allocator asks the device for where a tensor takes 1 to 10 MiB."""
+_APART = 7, 5
+"""Activations lie in segments that others have cut: of five parts that are there at once seven are taken."""
 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _STEP = 32
@@ -70,24 +70,55 @@ def draft_widths(drafts: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
+@dataclass(frozen=True, slots=True)
+class StepNodes:
+    """Nodes of captured steps, the most of a layer: single, of one token a row, and longer. observes: behind a step with
+    drafts, of the drafter on the device; proposes: of a graph of its proposals, one for each depth.
+    """
+
+    single: int
+    longer: int
+    observes: int = 0
+    proposes: tuple[int, ...] = ()
+
+
+PLAIN_NODES, FOUR_BIT_NODES, EIGHT_BIT_NODES = StepNodes(10, 13), StepNodes(6, 11), StepNodes(15, 18)
+"""Of weights of 16 bits, 4, and 8 with activations of as many, which are quantised before."""
+
+
 def graph_bytes(
     spec: ModelSpec, dtypes: Dtypes, max_rows: int, drafts: int = 0, logit_rows: int = 0, *, low_bit: bool = False,
-    library: bool = True, prompts: int = 0, prompt_bytes: int = 0,
+    library_bytes: int = 0, prompts: int = 0, prompt_bytes: int = 0, nodes: StepNodes = PLAIN_NODES, taps: int = 0,
+    coin: bool = False,
 ) -> int:
     """Device memory of the graphs of steps of up to max_rows rows, and of as many with `drafts` drafts each if there are any.
 
     logit_rows: so many rows of logits are there at once where there are drafts, or one of each row if that is more. The logits
-    and the activations of the largest step, which all graphs share, in whole segments, with sums in float32 unless weights are
-    packed; cuBLAS's workspace if it multiplies any (library); and what the driver keeps of every node. prompts: graphs of steps
-    with prompts, of which the largest takes prompt_bytes beside its logits.
+    and the activations of the largest step, which all graphs share, with sums in float32 unless weights are packed; a library's
+    workspace; and what the driver keeps. prompts: graphs of steps with prompts, of which the largest takes prompt_bytes beside
+    its logits. taps: hidden states of each token that are left for a drafter. coin: accepts drafts.
     """
     wide = itemsize(dtypes.compute) if low_bit else max(4, itemsize(dtypes.compute))
     tokens = max_rows * (1 + drafts)
     logits = max(max_rows, min(tokens, logit_rows)) * spec.vocab_size * itemsize(dtypes.compute)
-    activations = tokens * (8 * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * wide
-    step_nodes = len(spec.layers) * _LAYER_NODES
+    activations = tokens * ((8 + taps) * spec.hidden + max(3 * layer.mlp.intermediate for layer in spec.layers)) * wide
+    driver = _driver_bytes(len(spec.layers), len(row_buckets(max_rows)), drafts, prompts, nodes, coin=coin)
+    return _shared_bytes(max(activations, prompt_bytes), logits) + library_bytes + driver
+
+
+def _driver_bytes(layers: int, sizes: int, drafts: int, prompts: int, nodes: StepNodes, *, coin: bool) -> int:
+    """What the driver keeps of each node and graph: of a step and its draw, with drafts of two draws for each width."""
+    kept, graphs = layers * nodes.single + _DRAW_NODES, 2
     if drafts:
-        step_nodes += len(draft_widths(drafts)) * (step_nodes + (1 + drafts) * _DRAW_NODES)
-    nodes = len(row_buckets(max_rows)) * step_nodes + prompts * len(spec.layers) * _LAYER_NODES
-    shared = logits + max(activations, prompt_bytes) + _SEGMENT_BYTES + (_LIBRARY_BYTES if library else 0)
-    return shared + _DRIVER_BYTES + nodes * _NODE_BYTES
+        widths, drawn = len(draft_widths(drafts)), (1 + drafts) * (_DRAW_NODES + coin * _COIN_NODES)
+        observing = nodes.observes > 0
+        kept += widths * (layers * nodes.longer + drawn) + (1 + widths) * nodes.observes + sum(nodes.proposes)
+        graphs += 3 * widths + (1 + widths) * observing + len(nodes.proposes)
+    in_prompts = prompts * (layers * nodes.longer + (0 if drafts else _DRAW_NODES))
+    return _DRIVER_BYTES + (sizes * kept + in_prompts) * _NODE_BYTES + (sizes * graphs + 2 * prompts) * _GRAPH_BYTES
+
+
+def _shared_bytes(activations: int, logits: int) -> int:
+    """Logits lie where activations were, if one of these was as large; the largest is a third of them at least."""
+    more, of = _APART
+    return activations * more // of + (logits if logits > activations // 3 else 0) + _SEGMENT_BYTES

@@ -82,7 +82,10 @@ def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: 
     step = drafter.step_bytes(tokens, model.spec.hidden, dtypes)
     work = f"hidden states behind {drafter.taps} layers, of {tokens} tokens of a step"
     lines = (*drafter.lines, *([BudgetLine("drafter workspace", step, work)] if step else []))
-    return Extras(lines=lines, slot_bytes=slot_bytes, slot_why=why)
+    return Extras(
+        lines=lines, slot_bytes=slot_bytes, slot_why=why, taps=drafter.taps, observes=drafter.observes,
+        proposes=drafter.proposes,
+    )
 
 
 def looked_up(model: Model, config: EngineConfig) -> int:

@@ -164,9 +164,14 @@ def kept_bytes(sizes: Sizes) -> int:
     """What kernels and cuBLAS keep from the first step on, each an allocation of its own. cuBLAS's workspace is that of the
     stream of steps; the one of the stream that captures is counted with the graphs.
     """
-    library = _HOPPER_LIBRARY_BYTES if sizes.capability == 90 else _LIBRARY_BYTES
+    library = library_bytes(sizes.capability)
     sums = _low_bit_sums(sizes.processors) if sizes.low_bit else ()
     return sum(map(block_bytes, (library, FEW_OUTPUTS_BYTES, *sums)))
+
+
+def library_bytes(capability: int) -> int:
+    """cuBLAS's workspace for a stream."""
+    return _HOPPER_LIBRARY_BYTES if capability == 90 else _LIBRARY_BYTES
 
 
 def low_bit_sums_bytes(processors: int) -> int:
