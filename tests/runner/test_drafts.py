@@ -20,7 +20,7 @@ from headrace.engine.build import build_engine
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
 from headrace.plan.graph_rows import row_buckets
-from headrace.runner import draft_graphs
+from headrace.runner import draft_graphs, forward_graphs
 from headrace.runner.draft_graphs import DraftGraph
 from headrace.runner.graphs import MemoryCounts
 from headrace.runner.proposal_graphs import ProposalGraph
@@ -205,7 +205,9 @@ class Uncaptured(DraftGraph):
         """Nothing to do."""
 
     def _run(self, kind: str) -> None:
-        self._made[kind] = self._compute() if kind == "step" else self._observe(*self._made["step"])
+        if kind == "step":
+            self._computed = self._compute()
+        self._made[kind] = self._computed[:2] if kind == "step" else self._observe(*self._computed)
 
     def _draws(self, names: tuple[int, ...]) -> bool:
         return False
@@ -227,10 +229,11 @@ class UncapturedProposal(ProposalGraph):
 def compute_what_is_captured(monkeypatch: pytest.MonkeyPatch, runner: Any, slots: int) -> None:
     monkeypatch.setattr(draft_graphs, "DraftGraph", Uncaptured)
     monkeypatch.setattr(draft_graphs, "ProposalGraph", UncapturedProposal)
-    monkeypatch.setattr(draft_graphs, "memory_counts", lambda: MemoryCounts(0, 0, 0))
+    for module in (draft_graphs, forward_graphs):
+        monkeypatch.setattr(module, "memory_counts", lambda: MemoryCounts(0, 0, 0))
     monkeypatch.setattr(draft_graphs, "_WARM_UPS", 1)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    runner._drafting.capture(row_buckets(slots))
+    runner._drafting.capture(row_buckets(slots), ())
 
 
 @pytest.mark.parametrize("loop", ["plain", "overlapped"])

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runner.test_graphs import CONTEXT, SLOTS, engine, requests, tokens_of
+from tests.runner.test_graphs import CONTEXT, SLOTS, engine, requests, scripted, tokens_of
 
+from headrace.cache.layout import CacheGroup, CacheLayout
+from headrace.layers.batch import Batch
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, shape_of
 from headrace.plan.uploads import step_words
 from headrace.plan.workspace import upload_bytes
+from headrace.runner.batch import Packer
+from headrace.runner.forward_graphs import Places
+from headrace.runner.page_tables import PageTables
 from headrace.runner.prompt_batch import batch_of, prompts_of, singles_first, write
 from headrace.runner.sampler import Drawn
 from headrace.types import Row
+
+CPU = torch.device("cpu")
 
 
 class Padded:
@@ -65,6 +76,76 @@ def test_padded_steps_give_the_tokens_of_plain_ones(depth: int, together: int) -
     assert tokens_of(core, requests(40), together) == expected
     assert len(steps.seen) > 40 and len({shape for shape, _, _ in steps.seen}) >= 3
     assert any(rows < tokens < shape.tokens for shape, rows, tokens in steps.seen)
+
+
+class PaddedForward:
+    """Runs what a graph of the decoder's part would, on a CPU."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.shapes, self.seen = runner, prompt_shapes(SLOTS, 32, CONTEXT), []
+        self.places = Places(32, SLOTS + 5, runner._tables)
+
+    def graph_for(self, rows: tuple[Row, ...]) -> Any:
+        if any(row.draft_count for row in rows):
+            return None
+        shape = shape_of(sum(len(row.tokens) or 1 for row in rows), len(rows), prompts_of(rows), self.shapes)
+        return SimpleNamespace(run=partial(self.run, shape)) if shape else None
+
+    def run(self, shape: PromptShape, batch: Batch) -> Any:
+        runner = self.runner
+        offsets = self.places.clear(shape)
+        self.places.take(batch, shape)
+        hidden, taps = runner._decoder.tapped(self.places.batch(shape, offsets), runner._pools, ())
+        self.seen.append((shape, batch.host_row_tokens))
+        assert len(hidden) == shape.tokens == int(offsets[-1])
+        return hidden[: len(batch.tokens)], taps
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_padded_passes_give_the_tokens_of_plain_ones_where_rows_have_drafts(depth: int) -> None:
+    expected = tokens_of(engine("cpu", padding=False, depth=1, pages=120), requests(40), 4)
+    core = engine("cpu", padding=True, depth=depth, pages=120, drafter=scripted(expected, 3))
+    runner: Any = core._runner
+    runner._drafting.forwards = steps = PaddedForward(runner)
+    assert tokens_of(core, requests(40), 4) == expected
+    assert len(steps.seen) > 10 and any(len(counts) > 1 for _, counts in steps.seen)
+
+
+def test_a_batch_takes_its_places_in_that_of_a_shape() -> None:
+    layout = CacheLayout((CacheGroup(0, None, (0,), 1), CacheGroup(1, 8, (1,), 1)), 4, (60, 50), 12, True)
+    tables, rng = PageTables(layout, 60, CPU), random.Random(3)
+    tables.entries[0, :12], tables.entries[1, :12] = (torch.randint(0, 50, (12, tables.width)) for _ in range(2))
+    packer, places = Packer(tables, 64, 13, 0, CPU), Places(64, 17, tables)
+    for shape in (*prompt_shapes(12, 64, 60), *prompt_shapes(12, 64, 60)[::-1]):
+        prompts = rng.randint(0, shape.prompts)
+        counts = [*(1,) * rng.randint(not prompts, min(4, shape.rows - prompts)), *(rng.randint(2, 9) for _ in range(prompts))]
+        while sum(counts) > shape.tokens:
+            counts.pop()
+        slots = rng.sample(range(12), len(counts))
+        rows = tuple(
+            Row(n, slot, rng.randint(0, 40), (rng.randint(1, 99),) * k)
+            for n, (slot, k) in enumerate(zip(slots, counts, strict=True))
+        )
+        given, offsets = packer.pack(rows, torch.zeros(13, dtype=torch.int64))[0], places.clear(shape)
+        places.take(given, shape)
+        found = places.batch(shape, offsets)
+        assert found.longer == shape.prompts + 1 and len(found.tokens) == shape.tokens == int(offsets[-1])
+        widths, begin = found.row_offsets.diff().tolist(), found.row_offsets.tolist()
+        singles = counts.count(1)
+        at = [*range(singles), *range(shape.rows, shape.rows + len(counts) - singles)]
+        for row, place in enumerate(at):
+            assert widths[place] == counts[row] and found.slots[place] == given.slots[row]
+            assert found.lengths[place] == given.lengths[row]
+            here, there = slice(begin[place], begin[place + 1]), slice(*given.row_offsets[row : row + 2].tolist())
+            for of in (lambda b: b.tokens, lambda b: b.positions, lambda b: b.write_at[0], lambda b: b.write_at[1]):
+                assert torch.equal(of(found)[here], of(given)[there])
+            for group in (0, 1):
+                pages = given.page_tables[group].shape[1]
+                assert torch.equal(found.page_tables[group][place, :pages], given.page_tables[group][row])
+        for place in set(range(len(widths))) - set(at):
+            assert found.slots[place] == tables.padding_slot and found.lengths[place] == widths[place]
+        rest = sum(counts)
+        assert (found.write_at[0][rest:] == 60 * 4).all() and (found.write_at[1][rest:] == 50 * 4).all()
 
 
 @given(st.integers(1, 300), st.integers(1, 5000), st.integers(1, 5000))

@@ -64,8 +64,8 @@ def tokens_of(row: Row) -> int:
 
 
 def short_first(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows that recurrent layers verify before those that they compute as prompts."""
-    return tuple(sorted(rows, key=lambda row: tokens_of(row) > MAX_TOKENS))
+    """Rows that recurrent layers verify before those that they compute as prompts, and of these first those of one token."""
+    return tuple(sorted(rows, key=lambda row: (tokens_of(row) > MAX_TOKENS, tokens_of(row) > 1)))
 
 
 class DraftPacker:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +19,7 @@ from headrace.layers.batch import Batch, Deferred, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import bucket_of, draft_widths
 from headrace.runner.draft_batch import Runs
-from headrace.runner.graphs import memory_counts
+from headrace.runner.graphs import all_borrowed, borrowed, memory_counts
 from headrace.runner.page_tables import PageTables
 from headrace.runner.proposal_graphs import ProposalGraph
 from headrace.runner.proposer import Proposer
@@ -80,7 +82,7 @@ class DraftGraph:
         self._inputs = self._write(())
         self._upload.send()
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
-        self._made: dict[str, Any] = {}  # what each graph leaves behind
+        self._made: dict[str, Any] = {}  # what each graph leaves behind, until another step's runs
 
     def warm_up(self) -> None:
         """Run all that will be captured: kernels are compiled and libraries allocate, which a capture does not allow."""
@@ -91,15 +93,21 @@ class DraftGraph:
             self._observe(*computed)
 
     def capture(self) -> None:
-        """After this the step can be replayed."""
-        for kind in (_STEP, *self._kinds):
-            self._graphs[kind] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graphs[kind], pool=self._over.memory):
-                self._made[kind] = self._compute() if kind == _STEP else self._finish(kind, *self._made[_STEP][:2])
+        """After this the step can be replayed. What one graph leaves for those behind it lies there until they have run."""
+        made = {_STEP: self._captured(_STEP, self._compute)}
+        runs, hidden, batch, taps = made[_STEP]
+        for kind in self._kinds:
+            made[kind] = self._captured(kind, partial(self._finish, kind, runs, hidden))
         if self._over.proposer.drafter is not None:
-            self._graphs[_OBSERVE] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graphs[_OBSERVE], pool=self._over.memory):
-                self._made[_OBSERVE] = self._observe(*self._made[_STEP])
+            proposes = self._captured(_OBSERVE, partial(self._observe, runs, hidden, batch, taps))
+            self._made[_OBSERVE] = None if proposes is None else borrowed(proposes)
+        self._made |= {kind: all_borrowed(made[kind]) for kind in self._kinds}
+        self._made[_STEP] = all_borrowed(runs), borrowed(hidden)
+
+    def _captured(self, kind: str, compute: Callable[[], Any]) -> Any:
+        self._graphs[kind] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graphs[kind], pool=self._over.memory):
+            return compute()
 
     def replay(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns, Tensor | None]:
         """Run the step for `rows`, of which there are at most `size`, draw their tokens, and move their slots on; and how many
@@ -118,7 +126,7 @@ class DraftGraph:
     def _drawn(self, rows: tuple[Row, ...]) -> DrawnRuns:
         names, sampler = tuple(row.slot for row in rows), self._over.sampler
         if not self._draws(names):
-            runs, hidden = self._made[_STEP][:2]
+            runs, hidden = self._made[_STEP]
             return self._over.eager.draw(self._named(runs, names), hidden, deferred=self._deferred is not None)
         kind = _TOGETHER if _TOGETHER in self._kinds and sampler.independent(names) else _IN_TURN
         self._run(kind)

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
-from headrace.layers.batch import Pools
+from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder
+from headrace.plan.graph_rows import PromptShape
 from headrace.runner.coin import Coin
 from headrace.runner.draft_batch import DraftPacker, DraftStep
 from headrace.runner.draft_graphs import DraftCaptured, DraftGraphs
+from headrace.runner.forward_graphs import Forward, ForwardGraphs, Passed
+from headrace.runner.graphs import MemoryCounts
 from headrace.runner.page_tables import PageTables
 from headrace.runner.progress import begin, draft_slots
 from headrace.runner.proposer import Proposer
@@ -36,6 +39,7 @@ class Drafting:
         self._decoder, self._pools, self.tables, self._sampler = decoder, pools, tables, sampler
         self._drafts = layout.drafts
         self.graphs: DraftGraphs | None = None
+        self.forwards: ForwardGraphs | None = None
         self.slots = draft_slots(pools, sampler, device)
         self.coin = None if acceptance is None else Coin(sampler.state, acceptance)
         self._verifier = Verifier(decoder.logits, sampler, self.slots, self.coin)
@@ -54,13 +58,20 @@ class Drafting:
         for admission in admissions:
             self._pends[admission.slot] = False
 
-    def capture(self, sizes: tuple[int, ...]) -> None:
-        """Capture steps of so many rows as graphs."""
-        captured = Verifier(self._decoder.scores, self._sampler, self.slots, self.coin)
+    def capture(self, sizes: tuple[int, ...], shapes: tuple[PromptShape, ...]) -> None:
+        """Capture steps of so many rows as graphs, and the decoder's part of steps with prompts of these shapes."""
+        captured, memory = Verifier(self._decoder.scores, self._sampler, self.slots, self.coin), torch.cuda.graph_pool_handle()
+        forwards = ForwardGraphs(shapes, Forward(self._decoder, self._pools, self.tables, self.proposer.taps, memory))
         self.graphs = DraftGraphs(sizes, self._drafts, DraftCaptured(
             self._decoder, self._pools, self.tables, self.slots, self._sampler, captured, self._verifier,
-            self.proposer, torch.cuda.graph_pool_handle(),
+            self.proposer, memory,
         ))
+        self.forwards = forwards
+
+    @property
+    def taken(self) -> MemoryCounts | None:
+        """The memory that the graphs took."""
+        return self.graphs.taken.and_also(self.forwards.taken) if self.graphs and self.forwards else None
 
     def run(self, rows: tuple[Row, ...]) -> tuple[DrawnRuns | None, Tensor | None, Tensor | None]:
         """A step of rows that are `short_first`: what they drew, the hidden states of all tokens if any were known, and of each
@@ -77,10 +88,14 @@ class Drafting:
             replayed, proposes = graph.replay(rows)
             return replayed, None, None if self.coin else proposes
         step = self._packer.pack(rows, deferred=deferred, folds=folds)
-        hidden, taps = self._decoder.tapped(step.batch, self._pools, self.proposer.taps)
+        hidden, taps = self._forward(step.batch, rows)
         drawn = self._verifier.finish(step, hidden)
         proposes = self._observe(step, taps, hidden) if self.proposer.drafter else None
         return drawn, hidden, None if self.coin else proposes
+
+    def _forward(self, batch: Batch, rows: tuple[Row, ...]) -> Passed:
+        forward = self.forwards.graph_for(rows) if self.forwards and batch.deferred is None else None
+        return forward.run(batch) if forward else self._decoder.tapped(batch, self._pools, self.proposer.taps)
 
     def _observe(self, step: DraftStep, taps: tuple[Tensor, ...], hidden: Tensor) -> Tensor | None:
         samples = torch.ones(len(step.starts), dtype=torch.bool, device=step.starts.device)

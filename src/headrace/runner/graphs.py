@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from headrace.runner.upload import Span, Upload
 from headrace.types import Row
 
 _WARM_UPS = 2
+Made = TypeVar("Made", bound=Any)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,12 @@ def borrowed(x: Tensor) -> Tensor:
     return torch.as_tensor(memory, device=x.device).view(x.dtype)
 
 
+def all_borrowed(made: Made) -> Made:
+    """A dataclass with its tensors `borrowed`."""
+    values = {each.name: getattr(made, each.name) for each in fields(made)}
+    return replace(made, **{name: borrowed(x) for name, x in values.items() if isinstance(x, Tensor)})
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryCounts:
     """Bytes: used of the device by anybody, had by PyTorch, and allocated of those. What cuBLAS keeps for the stream that
@@ -222,6 +229,9 @@ class MemoryCounts:
     device: int
     pool: int
     tensors: int
+
+    def and_also(self, more: MemoryCounts) -> MemoryCounts:
+        return MemoryCounts(self.device + more.device, self.pool + more.pool, self.tensors + more.tensors)
 
     def beyond(self, before: MemoryCounts) -> MemoryCounts:
         return MemoryCounts(self.device - before.device, self.pool - before.pool, self.tensors - before.tensors)

@@ -72,6 +72,9 @@ def rehearse(
         inputs = write(packer.upload, shape, (), tables)
         packer.upload.send()
         batch, at = batch_of(packer.upload, shape, inputs, tables, sampler.next_tokens), packer.upload.tensor
+        if layout.drafts:  # drawn apart from the graph, behind any of its tokens
+            outline(batch, pools)
+            return
         scores = outline.scores(outline(batch, pools, at(inputs.ends)))
         sampler.draw_on_device(scores, at(inputs.drawn_slots), at(inputs.drawn_at))
 
@@ -93,7 +96,7 @@ def rehearse(
 
 def _captured_shapes(decoder: Decoder, layout: CacheLayout, chunk_tokens: int, context: int) -> tuple[PromptShape, ...]:
     """Of the steps with prompts that will be captured."""
-    captures = layout.padding and not layout.drafts and runs_triton(decoder.embedding.weight)
+    captures = layout.padding and runs_triton(decoder.embedding.weight)
     return prompt_shapes(layout.slots, chunk_tokens, context) if captures else ()
 
 

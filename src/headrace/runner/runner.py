@@ -87,9 +87,9 @@ class Runner:
     """One model on one device with its cache. Plans must be launched in the order they were made.
 
     chunk_tokens: the most prompt tokens of a step. context: the longest sequence. Rows may carry as many drafts as the layout
-    has room for. With graphs, on a GPU and a layout with padding, steps of decoding rows, and without drafts those with prompts
-    of few tokens too, are captured here, and replayed. The tokens are the same. A model whose operations cannot be captured
-    runs eagerly, unless graphs are required. host: pages and checkpoints in host memory, if plans copy to and from it.
+    has room for. With graphs, on a GPU and a layout with padding, steps of decoding rows, and those with prompts of few tokens
+    where no row has drafts, are captured here, and replayed. The tokens are the same. A model whose operations cannot be
+    captured runs eagerly, unless graphs are required. host: pages and checkpoints in host memory, if plans copy to and from it.
     make_drafter: of the pools, the drafter on the device whose proposals rows may ask for. synthetic_acceptance: of its drafts,
     by a coin.
     """
@@ -226,7 +226,7 @@ class Runner:
     @property
     def graph_bytes(self) -> dict[str, int]:
         """What the graphs took of torch's memory, in tensors or not, and of the device's in all; nothing without them."""
-        taken = self._drafting.graphs.taken if self._drafting and self._drafting.graphs else self._taken
+        taken = self._drafting.taken if self._drafting else self._taken
         if taken is None:
             return {}
         return {"graphs_pool": taken.pool, "graphs_device": taken.device, "graphs_tensors": taken.tensors}
@@ -299,7 +299,7 @@ class Runner:
         sizes = row_buckets(self.layout.slots)
         try:
             if self._drafting is not None:
-                self._drafting.capture(sizes)
+                self._drafting.capture(sizes, prompts)
             else:
                 self._capture_plain(sizes, prompts)
         except RuntimeError as error:  # an operation that waits for the device: shapes that only a reference computes
