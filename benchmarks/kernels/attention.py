@@ -328,7 +328,7 @@ def swept(scenario: Scenario) -> list[Form]:
     if queries <= forms.MOST_FEW_QUERIES:
         return [FewQueries(*form) for form in itertools.product((4, 6, 8), (3, 5), (1, 2))]
     vectors, facts = Vectors(DIM, POOLS[scenario.kv].itemsize), card(torch.device("cuda"))
-    if facts.capability == 90 and vectors.itemsize == 2:
+    if vectors.itemsize == 2 and (facts.capability == 90 or queries > forms.MOST_MANY_QUERIES):
         return []
     chosen = forms.many_queries_form(queries, vectors, facts)
     return [replace(chosen, slots=slots, resident=resident) for slots in (3, 4, 5) for resident in (1, 2)]

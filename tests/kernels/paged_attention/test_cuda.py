@@ -40,15 +40,17 @@ def builds(card: Card, shape: tuple[int, ...], queries: torch.dtype, pool: torch
         few = forms.few_queries_form(rows * kv, vectors, card)
         yield build("few_queries", cuda.few_macros(few), few.shared_bytes(vectors))
     on_hopper = [forms.hopper_chunk_form(vectors)] if card.capability == 90 else []
-    if on_hopper and pool.itemsize == 2:
-        on_hopper.append(forms.hopper_items_form(vectors))
-    else:
-        for tokens in (2, 4, 8, 32):
-            many = forms.many_queries_form(tokens * group, vectors, card)
-            yield build("many_queries", cuda.many_macros(many), many.shared_bytes(vectors))
-    for form in on_hopper:
-        text = cuda.hopper_text(form, vectors, pool)
-        yield build("hopper_queries", cuda.hopper_macros(form, vectors), form.shared_bytes(vectors), text)
+    for tokens in (2, 4, 8, 32):
+        form = forms.items_form(tokens * group, vectors, card)
+        if isinstance(form, forms.HopperQueries):
+            on_hopper.append(form)
+        elif isinstance(form, forms.PackedQueries):
+            yield build("packed_queries", cuda.packed_macros(form), form.shared_bytes(vectors))
+        else:
+            yield build("many_queries", cuda.many_macros(form), form.shared_bytes(vectors))
+    for wide in on_hopper:
+        text = cuda.hopper_text(wide, vectors, pool)
+        yield build("hopper_queries", cuda.hopper_macros(wide, vectors), wide.shared_bytes(vectors), text)
 
 
 @needs_nvrtc
@@ -77,6 +79,25 @@ def rows_of(tokens: int) -> tuple[tuple[int, int], ...]:
 def test_long_rows_on_a_gpu(
     shape: tuple[int, ...], queries: torch.dtype, pool: torch.dtype, window: int | None, tokens: int,
     poisoned: None,  # noqa: F811
+) -> None:
+    agrees_every_time(shape, queries, pool, window, tokens)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [2, 8, 32])
+@pytest.mark.parametrize("window", [None, 700], ids=lambda window: f"window-{window}")
+@pytest.mark.parametrize(("shape", "queries", "pool"), BUILT, ids=str)
+def test_forms_of_other_cards_on_a_gpu(
+    shape: tuple[int, ...], queries: torch.dtype, pool: torch.dtype, window: int | None, tokens: int,
+    poisoned: None, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
+    """On any card, what one without wgmma is given."""
+    monkeypatch.setattr("headrace.kernels.paged_attention.triton.card", lambda _: CARDS[0])
+    agrees_every_time(shape, queries, pool, window, tokens)
+
+
+def agrees_every_time(
+    shape: tuple[int, ...], queries: torch.dtype, pool: torch.dtype, window: int | None, tokens: int
 ) -> None:
     kv_heads, group, dim, page_tokens = shape
     eight_bits = pool.itemsize == 1

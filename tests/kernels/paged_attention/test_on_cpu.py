@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headrace.kernels.paged_attention import cases, cuda, forms, reference
 from headrace.kernels.paged_attention.cases import Case
-from headrace.kernels.paged_attention.forms import FewQueries, HopperQueries, ManyQueries, Vectors
+from headrace.kernels.paged_attention.forms import FewQueries, HopperQueries, ManyQueries, PackedQueries, Vectors
 
 pytestmark = pytest.mark.skipif(cuda_on_cpu.COMPILER is None, reason="needs g++")
 SUPPORT = Path(cuda_on_cpu.__file__).parent
@@ -106,6 +106,14 @@ class Call:
                  self.given["page_table"], self.items, *self.scalars)
         self.add(folder)
 
+    def packed(self, form: PackedQueries, folder: Path) -> None:
+        blocks = -(-self.most // form.queries)
+        macros = self.macros | cuda.packed_macros(form) | {"BLOCK_THREADS": form.threads, "DEPTH": 1}
+        run = cuda_on_cpu.compiled(on_cpu(cuda.source("packed_queries")), "packed_queries", macros, folder)
+        run(self.kv * blocks, len(self.items), *self.inputs[:3], self.gate, self.out, *self.sums, self.given["page_table"],
+            self.items, *self.scalars)
+        self.add(folder)
+
     def hopper(self, form: HopperQueries, folder: Path) -> None:
         eight_bits, tokens = self.vectors.itemsize == 1, [tokens for tokens, _ in self.case.rows]
         source = hopper_on_cpu(cuda.source("hopper_queries"), EIGHT_BITS=eight_bits, ITEMS=form.items)
@@ -157,8 +165,20 @@ def test_many_queries(kind: str, part_keys: int, tmp_path: Path) -> None:
     call.agrees()
 
 
+SIXTEEN_BITS = [kind for kind, changes in KINDS.items() if "kv" not in changes]
+
+
 @pytest.mark.parametrize("part_keys", [64, 1 << 20])
-@pytest.mark.parametrize("kind", [kind for kind, changes in KINDS.items() if "kv" not in changes])
+@pytest.mark.parametrize("kind", SIXTEEN_BITS)
+@pytest.mark.parametrize("tokens", [8, 13])
+def test_packed_queries(kind: str, tokens: int, part_keys: int, tmp_path: Path) -> None:
+    call = Call(replace(VERIFY, **KINDS[kind], rows=((tokens, 150), (3, 40), (1, 65), (2, 2))), part_keys)
+    call.packed(forms.packed_queries_form(call.most, call.vectors, forms.Card(86, 82, 101_376)), tmp_path)
+    call.agrees()
+
+
+@pytest.mark.parametrize("part_keys", [64, 1 << 20])
+@pytest.mark.parametrize("kind", SIXTEEN_BITS)
 def test_items_on_hopper(kind: str, part_keys: int, tmp_path: Path) -> None:
     case = replace(VERIFY, **KINDS[kind], rows=((20, 150), (3, 40), (2, 2)))
     call = Call(case, part_keys)

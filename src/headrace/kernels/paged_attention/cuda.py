@@ -18,7 +18,7 @@ from headrace.kernels import nvrtc
 from headrace.kernels.card import card
 from headrace.kernels.cuda_function import Argument, CudaFunction, compiled, with_primitives
 from headrace.kernels.paged_attention import forms, hopper
-from headrace.kernels.paged_attention.forms import STEP_KEYS, FewQueries, HopperQueries, ManyQueries, Vectors
+from headrace.kernels.paged_attention.forms import STEP_KEYS, FewQueries, HopperQueries, ManyQueries, PackedQueries, Vectors
 from headrace.kernels.tensor_map import boxes_of_rows
 
 DIMS = (128, 256)
@@ -62,6 +62,10 @@ def few_macros(form: FewQueries) -> dict[str, int]:
 
 def many_macros(form: ManyQueries) -> dict[str, int]:
     return {"NT": form.eights, "KEYS": form.keys, "SPLIT": form.split, "SLOTS": form.slots, "RESIDENT": form.resident}
+
+
+def packed_macros(form: PackedQueries) -> dict[str, int]:
+    return {"TILES": form.tiles, "PARTS": form.parts, "SLOTS": form.slots}
 
 
 def hopper_macros(form: HopperQueries, vectors: Vectors) -> dict[str, int]:
@@ -116,6 +120,14 @@ class Attention:
         kernel = function("many_queries", macros, 32 * forms.MANY_WARPS, form.shared_bytes(self.vectors), self.out.device)
         grid = self.kv, len(items), -(-most // form.queries)
         kernel(grid, *self.inputs, self.gate, self.out, *sums, self.table, items, *self.scalars, most)
+        self._add(sums, row_items, row_offsets, most)
+
+    def packed(self, form: PackedQueries, items: Tensor, row_items: Tensor, row_offsets: Tensor, most: int) -> None:
+        """As `many`, for pools of 16 bits."""
+        macros, sums = self.macros | packed_macros(form), self.sums(len(items), most)
+        kernel = function("packed_queries", macros, form.threads, form.shared_bytes(self.vectors), self.out.device)
+        grid = self.kv * -(-most // form.queries), len(items), 1
+        kernel(grid, *self.inputs[:3], self.gate, self.out, *sums, self.table, items, *self.scalars, most)
         self._add(sums, row_items, row_offsets, most)
 
     def many_on_hopper(self, form: HopperQueries, items: Tensor, row_items: Tensor, row_offsets: Tensor, most: int) -> None:

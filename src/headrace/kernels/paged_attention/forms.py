@@ -13,6 +13,10 @@ STEP_KEYS = 16
 MOST_FEW_QUERIES = 8
 """Of a row for one key head, that are one column of tensor cores."""
 MANY_WARPS = 8
+MOST_MANY_QUERIES = 32
+"""Of a row for one key head, that are columns rather than rows of the products, of pools of 16 bits."""
+PACKED_KEYS = 32
+_MOST_SLOTS = 5
 SYSTEM_BYTES = 1024
 """Of shared memory, that each block takes besides its own."""
 
@@ -76,6 +80,35 @@ class ManyQueries:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedQueries:
+    """Sixteens of queries of a block, parts that share an item's keys (with a warp for each sixteen), and steps of PACKED_KEYS
+    keys or values in a part's ring.
+    """
+
+    tiles: int
+    parts: int
+    slots: int
+    resident = 1
+
+    @property
+    def queries(self) -> int:
+        return 16 * self.tiles
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.tiles * self.parts
+
+    @property
+    def static_bytes(self) -> int:
+        """Shared memory that the kernel declares itself."""
+        return 8 * self.parts * self.queries + 32
+
+    def shared_bytes(self, vectors: Vectors) -> int:
+        """The rings and the queries, or all sums."""
+        return max((self.parts * self.slots * PACKED_KEYS + self.queries) * vectors.bytes, 4 * self.queries * vectors.dim)
+
+
+@dataclass(frozen=True, slots=True)
 class HopperQueries:
     """Warpgroups (of 64 queries each), keys of a tile, blocks of a processor, and whether a block takes an item."""
 
@@ -128,11 +161,22 @@ def many_queries_form(queries: int, vectors: Vectors, card: Card) -> ManyQueries
     return next(form for form in (ManyQueries(eights, keys, split, 4, n) for n in (2, 1)) if _fits(form, vectors, card))
 
 
-def suits_triton(queries: int, vectors: Vectors, card: Card) -> bool:
-    """Whether Triton's kernels are faster for such rows: on Hopper, where one tile of its wgmma holds all queries of a row."""
-    return card.capability == 90 and vectors.itemsize == 2 and MOST_FEW_QUERIES < queries <= 64
+def packed_queries_form(queries: int, vectors: Vectors, card: Card) -> PackedQueries:
+    """For pools of 16 bits; queries: most of a row for one key head. As many steps on their way as there is room for."""
+    tiles = min((4, 3), key=lambda tiles: -(-queries // (16 * tiles)) * tiles)
+    swept = (PackedQueries(tiles, 2, slots) for slots in range(_MOST_SLOTS, 1, -1))
+    return next(form for form in swept if _fits(form, vectors, card))
 
 
-def _fits(form: FewQueries | ManyQueries, vectors: Vectors, card: Card) -> bool:
+def items_form(queries: int, vectors: Vectors, card: Card) -> ManyQueries | PackedQueries | HopperQueries:
+    """For rows of more than MOST_FEW_QUERIES queries."""
+    if vectors.itemsize == 2 and card.capability == 90:
+        return hopper_items_form(vectors)
+    if vectors.itemsize == 2 and queries > MOST_MANY_QUERIES:
+        return packed_queries_form(queries, vectors, card)
+    return many_queries_form(queries, vectors, card)
+
+
+def _fits(form: FewQueries | ManyQueries | PackedQueries, vectors: Vectors, card: Card) -> bool:
     own = form.shared_bytes(vectors) + form.static_bytes
     return form.resident * (own + SYSTEM_BYTES) <= card.shared_bytes + SYSTEM_BYTES

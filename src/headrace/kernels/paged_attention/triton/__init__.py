@@ -122,7 +122,7 @@ def _attend(inputs: cuda.Inputs, gate: Tensor | None, rows: PagedRows, scale: fl
     """Writes the rows' tokens of out."""
     call, by_cuda = _Call(*inputs, gate, rows, scale, out), _by_cuda(inputs, gate, rows, scale, out)
     if _most_tokens(rows):
-        if by_cuda and not forms.suits_triton(_most_tokens(rows) * by_cuda.group, by_cuda.vectors, call.card):
+        if by_cuda:
             _split_by_cuda(by_cuda, rows)
         else:
             call.split()
@@ -150,13 +150,16 @@ def _split_by_cuda(call: cuda.Attention, rows: PagedRows) -> None:
         few = forms.few_queries_form(len(rows.lengths) * call.kv, call.vectors, facts)
         plan = _planned(rows, tokens, facts.processors * few.resident // call.kv, call.kv)
         return call.few(few, plan.items, plan.arrived, most)
-    on_hopper = facts.capability == 90 and call.vectors.itemsize == 2
-    many = forms.hopper_items_form(call.vectors) if on_hopper else forms.many_queries_form(most, call.vectors, facts)
+    many = forms.items_form(most, call.vectors, facts)
     blocks = call.kv * -(-most // many.queries)
     plan = _planned(rows, tokens, facts.processors * many.resident // blocks, call.kv)
+    given = plan.items, plan.row_items, rows.row_offsets, most
     if isinstance(many, forms.HopperQueries):
-        return call.many_on_hopper(many, plan.items, plan.row_items, rows.row_offsets, most)
-    call.many(many, plan.items, plan.row_items, rows.row_offsets, most)
+        call.many_on_hopper(many, *given)
+    elif isinstance(many, forms.PackedQueries):
+        call.packed(many, *given)
+    else:
+        call.many(many, *given)
 
 
 def _chunks_on_hopper(call: cuda.Attention, rows: PagedRows) -> None:
