@@ -300,7 +300,7 @@ def test_a_file_is_planned() -> None:
         ("smollm2-135m --gpu rtx3090 --speculate mtp", "has no multi-token head"),
         ("smollm2-135m --gpu rtx3090 --speculate dflash", "needs --drafter DIR"),
         ("smollm2-135m --gpu rtx3090 --vision on", "has no vision tower"),
-        ("smollm2-135m --gpu rtx3090 --drafter x", "--drafter x is for --speculate dflash"),
+        ("smollm2-135m --gpu rtx3090 --speculate lookup --drafter x", "--drafter x is for --speculate dflash, not lookup"),
         ("smollm2-135m --gpu rtx3090 --speculate dflash --drafter no/such", "no/such/config.json"),
     ],
 )
