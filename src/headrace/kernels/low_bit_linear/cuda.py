@@ -46,7 +46,7 @@ _HALVES_THREADS = 512
 _BESIDE = {
     "few_rows": ("around.cuh", "few_outputs.cuh"),
     "hopper_rows": ("around.cuh", "work.cuh", "group_scale.cuh", "hopper.cuh", "hopper_beside.cuh"),
-    "ampere_rows": ("work.cuh", "group_scale.cuh"),
+    "ampere_rows": ("work.cuh",),
 }
 """What sources begin with besides primitives and prelude."""
 
