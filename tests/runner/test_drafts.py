@@ -185,12 +185,12 @@ def test_every_number_of_drafts_with_every_number_accepted(hybrid: Path, loop: s
                 rng.choice((60, 100, 120)))
         for n in range(24)
     ]
-    requests = [replace(request, id=f"{request.id}.{turn}") for turn in range(46) for request in distinct]
+    requests = [replace(request, id=f"{request.id}.{turn}") for turn in range(60) for request in distinct]
     settings: dict[str, object] = {"max_seqs": 16, "chunk_tokens": chunk, "page_tokens": 8, "prefix_cache": "on"}
     expected = answers(build(hybrid, None, **settings), distinct)
     drafter = BalancedDrafter({name: a.tokens for name, a in expected.items()}, 15, 100)
-    core = build(hybrid, drafter, loop=loop, cache_bytes=330_000, **settings)
-    counts = outcomes(core)
+    core = build(hybrid, drafter, loop=loop, cache_bytes=600_000, **settings)
+    drafter.came = counts = outcomes(core)
     agree(answers(core, requests), {request.id: expected[request.id.partition(".")[0]] for request in requests})
     rare = {(k, n): counts[k, n] for k in range(16) for n in range(k + 1) if counts[k, n] < 50}
     assert not rare, rare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from headrace.types import Request
@@ -38,21 +39,21 @@ class ScriptedDrafter:
 
 class BalancedDrafter:
     """Proposals of any length up to `most`, of which the first so many tokens are right: of all such pairs, those that came
-    seldomest so far. answers: by the request's id up to a dot.
+    seldomest by `came`, which whoever commits them is to count. answers: by the request's id up to a dot.
     """
 
     def __init__(self, answers: dict[str, list[int]], most: int, vocab_size: int, seed: int = 0) -> None:
         self.most, self._answers, self._vocab_size, self._rng = most, answers, vocab_size, random.Random(seed)
-        self._came = {(drafts, right): 0 for drafts in range(most + 1) for right in range(drafts + 1)}
+        self._pairs = [(drafts, right) for drafts in range(most + 1) for right in range(drafts + 1)]
+        self.came: Counter[tuple[int, int]] = Counter()
         self._yields: dict[str, list[int]] = {}
 
     def propose(self, request: Request, output: Sequence[int], unseen: int, most: int) -> tuple[int, ...]:
         yields = self._yields.setdefault(request.id, [])
         known = len(output) + (sum(yields[-unseen:]) if unseen and yields else unseen)
         following = self._answers[request.id.partition(".")[0]][known : known + most]
-        possible = [pair for pair in self._came if pair[0] <= len(following)]
-        drafts, right = min(possible, key=lambda pair: (self._came[pair], self._rng.random()))
-        self._came[drafts, right] += 1
+        possible = [pair for pair in self._pairs if pair[0] <= len(following)]
+        drafts, right = min(possible, key=lambda pair: (self.came[pair], self._rng.random()))
         yields.append(1 + right)
         wrong = (token + 1 + self._rng.randrange(self._vocab_size - 1) for token in following[right:drafts])
         return (*following[:right], *(token % self._vocab_size for token in wrong))
