@@ -99,7 +99,7 @@ def narrow_alone(rows: int) -> None:
 
 def main() -> None:
     with torch.no_grad():
-        for rows in (1, 2, 4, 8):
+        for rows in (1, 2, 4, 8, 16, 32, 64):
             layer(rows)
         for rows in (1, 8, 16, 64):
             narrow_alone(rows)

@@ -61,7 +61,7 @@ def low_bit_linear(
 ) -> Tensor:
     """As the public function, for tiled weights and more than MOST_FEW_ROWS rows."""
     rows, outputs, values = len(x), len(packed), values_of(x)
-    if gated and not gates_within(values, packed):
+    if gated and not gates_within(values, packed, scale):
         return silu_mul(low_bit_linear(x, packed, scale, zero))
     y = torch.empty(rows, outputs // (1 + gated), dtype=values.dtype, device=values.device)
     if not rows:
@@ -119,12 +119,14 @@ def low_bit_linear_beside(
     return y, other
 
 
-def gates_within(x: Tensor, packed: Tensor) -> bool:
+def gates_within(x: Tensor, packed: Tensor, scale: Tensor) -> bool:
     """Whether one kernel multiplies and gates, with float32 between; else what lies there is rounded to x's type."""
     (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
     if outputs % (2 * ROWS):
         return False
-    return rows <= MOST_FEW_ROWS or (here.capability == 90 and tile_forms.hopper_gates(rows, outputs, inputs, here))
+    if rows <= MOST_FEW_ROWS:
+        return True
+    return here.capability == 90 and scale.shape[1] > 1 and tile_forms.hopper_gates(rows, outputs, inputs, here)
 
 
 def formats_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None) -> dict[str, int]:

@@ -63,17 +63,10 @@ __device__ __forceinline__ void barrier_wait(int barrier) { asm volatile("bar.sy
 
 // Factors of a norm's rows, by `warps` warps of which this is one: each lane has a row.
 __device__ __forceinline__ void factors_of_rows(float* factors, const Normed& normed, int rows, int inputs, int warp, int warps) {
-  const int count = normed.squares.count;
   for (int r = warp * 32 + threadIdx.x % 32; r < rows; r += warps * 32) {
     float sum = 0;
-#pragma unroll 1
-    for (int first = 0; first < count; first += 10) {
-      float part[10];  // asked for together
-#pragma unroll
-      for (int i = 0; i < 10; i++) part[i] = __ldcg(normed.squares.at(r, min(first + i, count - 1)));
-#pragma unroll
-      for (int i = 0; i < 10; i++) sum += first + i < count ? part[i] : 0;
-    }
+#pragma unroll 10
+    for (int i = 0; i < normed.squares.count; i++) sum += __ldcg(normed.squares.at(r, i));
     factors[r] = rsqrtf(sum / inputs + normed.eps);
   }
 }

@@ -7,8 +7,8 @@
 //
 // Macros: BLOCK_ROWS (a multiple of 8), WARPGROUPS, TILES (of a warp, 1 or 2), PARTS_OF_CHUNK (1 or 2), STAGES, RESIDENT (blocks of a
 // processor), REGISTERS and COPY_REGISTERS (of a thread that multiplies, and copies), SPLIT (work.cuh), NORMED and ADDED (around.cuh; one
-// block of rows), GATED (the first half of the outputs is a gate: y [rows, outputs / 2] = silu(gate) times the other half; without SPLIT
-// and ADDED), BESIDE (the last blocks are hopper_beside.cuh's); `multiply` is written by the host, for an accumulator of BLOCK_ROWS / 2
+// block of rows), GATED (the first half of the outputs is a gate: y [rows, outputs / 2] = silu(gate) times the other half; with GROUP,
+// without SPLIT and ADDED), BESIDE (the last blocks are hopper_beside.cuh's); `multiply` is written by the host, for an accumulator of BLOCK_ROWS / 2
 // numbers a thread.
 //
 // With GATED a warp has one tile of the gate and one of what it gates, and mixes their fragments: a product has 8 outputs of each, and a
@@ -52,14 +52,6 @@ struct Finish {
   // With GATED: sums of outputs g of a gate's tile (x, y) and of a gated one's, then of outputs g + 8 of both.
   __device__ __forceinline__ void gate(float4 low, float4 high, int block) const {
     low = with_factors(low, factors, block), high = with_factors(high, factors, block);
-    if (!GROUP) {
-      const int at = min(first_tile * 16, target.outputs - 16) / 2 + threadIdx.x % 32 / 4;
-      const u32 of_gate = __ldg(target.scale + at), of_gated = __ldg(target.scale + target.outputs / 2 + at);
-      low.x *= low_number(of_gate, SCALE_BF16), low.y *= low_number(of_gate, SCALE_BF16);
-      high.x *= high_number(of_gate, SCALE_BF16), high.y *= high_number(of_gate, SCALE_BF16);
-      low.z *= low_number(of_gated, SCALE_BF16), low.w *= low_number(of_gated, SCALE_BF16);
-      high.z *= high_number(of_gated, SCALE_BF16), high.w *= high_number(of_gated, SCALE_BF16);
-    }
     const float4 y = make_float4(silu(low.x) * low.z, silu(low.y) * low.w, silu(high.x) * high.z, silu(high.y) * high.w);
     target.store_as_is(y, row(block), first_tile);
   }
