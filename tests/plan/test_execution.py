@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.plan import execution
 from headrace.plan.budget import Budget, make_budget, state_bytes_per_sequence
-from headrace.plan.drafters import drafter_memory
+from headrace.plan.drafters import NO_DRAFTER, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.graph_rows import (
@@ -26,6 +26,7 @@ from headrace.plan.graph_rows import (
     row_buckets,
 )
 from headrace.plan.shapes import declared_model
+from headrace.plan.speculation import drafter_extras
 from headrace.plan.workspace import ASSUMED_PROCESSORS, Sizes, layers_bytes, library_bytes
 
 GIB = 2**30
@@ -136,20 +137,36 @@ def test_graphs_with_prompts_take_what_was_measured() -> None:
     assert shape.tokens == 512 and 318_767_104 < found < 1.1 * 318_767_104
 
 
-@pytest.mark.parametrize(("name", "nodes", "library"), [
-    ("qwen3.8-27b:w4a16-head8", FOUR_BIT_NODES, True), ("qwen3.8-27b:bf16", PLAIN_NODES, True),
-    ("qwen3.8-27b:w8a8", EIGHT_BIT_NODES, True), ("smollm2-135m:bf16", PLAIN_NODES, True),
+@pytest.mark.parametrize(("name", "nodes"), [
+    ("qwen3.8-27b:w4a16-head8", FOUR_BIT_NODES), ("qwen3.8-27b:bf16", PLAIN_NODES),
+    ("qwen3.8-27b:w8a8", EIGHT_BIT_NODES), ("qwen3.8-27b:w4a8-fp8", EIGHT_BIT_NODES),
+    ("smollm2-135m:bf16", PLAIN_NODES),
 ])
-def test_graphs_are_planned_by_what_weights_are_packed(name: str, nodes: StepNodes, library: bool) -> None:
+def test_graphs_are_planned_by_what_weights_are_packed(name: str, nodes: StepNodes) -> None:
     model, card = declared_model(name), replace(GPU, memory_bytes=200 * GIB, free_bytes=190 * GIB)
     config = EngineConfig(graphs="on", max_seqs=8, context=4096, chunk_tokens=1024)
-    lines = {line.name: line.bytes for line in make_budget(model.spec, model.weight_map, card, config, BF16).lines}
+    extras = drafter_extras(model, config, BF16, NO_DRAFTER)
+    made = make_budget(model.spec, model.weight_map, card, config, BF16, extras=extras)
+    lines = {line.name: line.bytes for line in made.lines}
     shapes, low_bit = prompt_shapes(8, 1024, 4096), nodes is not PLAIN_NODES
     sizes = Sizes(1032, 8, 0, 2, card.processors or ASSUMED_PROCESSORS, card.capability, low_bit).captured(shapes[-1])
     assert lines["graphs"] == graph_bytes(
-        model.spec, BF16, 8, 0, 256, low_bit=low_bit, library_bytes=library_bytes(card.capability) if library else 0,
+        model.spec, BF16, 8, 0, 256, low_bit=low_bit, library_bytes=library_bytes(card.capability),
         prompts=len(shapes), prompt_bytes=layers_bytes(model.spec, sizes), nodes=nodes,
     )
+
+
+def test_no_library_is_planned_where_all_weights_are_packed() -> None:
+    packed = replace(MODEL.weight_map, weights=tuple(
+        weight for weight in declared_model("qwen3.8-27b:w4a16-head8").weight_map.weights
+        if weight.dtype or len(weight.shape) != 2 or weight.target == "embedding.weight"
+    ))
+    config = EngineConfig(graphs="on", max_seqs=8, context=4096)
+    with_plain, without = (
+        next(line.bytes for line in make_budget(MODEL.spec, each, GPU, config, BF16).lines if line.name == "graphs")
+        for each in (MODEL.weight_map, packed)
+    )
+    assert with_plain - without == library_bytes(GPU.capability)
 
 
 @pytest.mark.parametrize("method", ["lookup", "mtp", "dflash"])

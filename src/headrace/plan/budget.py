@@ -292,7 +292,8 @@ def _has_plain(spec: ModelSpec, weights: WeightMap) -> bool:
 
 def _step_nodes(weights: WeightMap, extras: Extras) -> StepNodes:
     packed = {w.dtype for w in weights.weights if w.target.startswith("layers.") and w.dtype in LOW_BIT_TYPES}
-    found = EIGHT_BIT_NODES if packed - {"int32"} else FOUR_BIT_NODES if packed else PLAIN_NODES
+    rounds = extras.rounds_inputs or packed - {"int32"}
+    found = EIGHT_BIT_NODES if rounds else FOUR_BIT_NODES if packed else PLAIN_NODES
     return replace(found, observes=extras.observes, proposes=extras.proposes)
 
 

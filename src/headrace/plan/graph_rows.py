@@ -82,8 +82,8 @@ class StepNodes:
     proposes: tuple[int, ...] = ()
 
 
-PLAIN_NODES, FOUR_BIT_NODES, EIGHT_BIT_NODES = StepNodes(10, 13), StepNodes(6, 11), StepNodes(15, 18)
-"""Of weights of 16 bits, 4, and 8 with activations of as many, which are quantised before."""
+PLAIN_NODES, FOUR_BIT_NODES, EIGHT_BIT_NODES = StepNodes(10, 13), StepNodes(6, 11), StepNodes(16, 19)
+"""Of weights of 16 bits, of 4, and of those whose inputs are codes of 8 bits, which are made before."""
 
 
 def graph_bytes(

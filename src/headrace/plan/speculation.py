@@ -69,7 +69,7 @@ def _check_vocabulary(model: Model, config: EngineConfig) -> None:
 
 
 def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: DrafterMemory) -> Extras:
-    """Lines and slots' bytes of the drafter."""
+    """Lines and slots' bytes of the drafter, and what its graphs and the model's formats make of captured steps."""
     slot_bytes = drafter.slot_bytes(model.spec.hidden, dtypes)
     why = f"{drafter.taps} hidden states of each token that waits to be taken in, {RING_TOKENS} at most"
     if drafter.method == "lookup" or drafter.extended:
@@ -84,7 +84,7 @@ def drafter_extras(model: Model, config: EngineConfig, dtypes: Dtypes, drafter: 
     lines = (*drafter.lines, *([BudgetLine("drafter workspace", step, work)] if step else []))
     return Extras(
         lines=lines, slot_bytes=slot_bytes, slot_why=why, taps=drafter.taps, observes=drafter.observes,
-        proposes=drafter.proposes,
+        proposes=drafter.proposes, rounds_inputs=any(each.rounds_inputs for each in model.formats.values()),
     )
 
 
