@@ -150,7 +150,7 @@ class Sampler:
         self._features[slot] = replace(features, held_open=held_draws > 0)
         self._held_draws[slot] = held_draws
         self._logprobs[slot] = p.logprobs
-        self.next_tokens[slot] = (admission.output or request.prompt)[-1]
+        self.next_tokens[slot].fill_((admission.output or request.prompt)[-1])  # an assignment would wait for the device
         temperature = max(p.temperature, _COLDEST) if p.temperature > 0 else 0.0
         numbers = (temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
         seed = (request.seed + 2**63) % 2**64 - 2**63
