@@ -65,7 +65,7 @@ def resume_state(pools: Pools, slot: int, checkpoint: int, slots: int) -> None:
 def empty_ring(pools: Pools, slot: int) -> None:
     """No drafts of the slot's are pending."""
     if pools.pending is not None:
-        pools.pending[slot] = 0
+        pools.pending[slot].fill_(0)
 
 
 def _copy_state(pools: Pools, source: int, target: int) -> None:

@@ -83,4 +83,4 @@ def clear_slot(pools: Pools, slot: int) -> None:
         if rows:
             torch._foreach_zero_(rows)  # one launch for all layers
     if pools.pending is not None:
-        pools.pending[slot] = 0
+        pools.pending[slot].fill_(0)

@@ -26,12 +26,15 @@ def draft_slots(pools: Pools, sampler: Sampler, device: torch.device) -> DraftSl
 
 
 def begin(slots: DraftSlots, admissions: Sequence[Admission]) -> None:
-    """The admitted slots are where their sequences begin, whose last token is sampled at the latest where they end."""
+    """The admitted slots are where their sequences begin, whose last token is sampled at the latest where they end.
+
+    Filled in: an assignment of a number would wait for the device.
+    """
     for admission in admissions:
         request = admission.request
-        slots.positions[admission.slot] = admission.start
-        slots.ends[admission.slot] = len(request.prompt) + max(0, request.max_tokens - 1)
-        slots.frozen[admission.slot] = False
+        slots.positions[admission.slot].fill_(admission.start)
+        slots.ends[admission.slot].fill_(len(request.prompt) + max(0, request.max_tokens - 1))
+        slots.frozen[admission.slot].fill_(False)
 
 
 def pass_by(slots: DraftSlots, rows: Tensor, tokens: Tensor, *, deferred: bool) -> None:

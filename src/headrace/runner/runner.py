@@ -173,7 +173,7 @@ class Runner:
         self._set_pages((row.slot, update) for row in plan.rows for update in row.page_updates)
         for row in plan.rows:
             if self._drafting is not None:
-                self._drafting.slots.positions[row.slot] = row.start + len(row.tokens)
+                self._drafting.slots.positions[row.slot].fill_(row.start + len(row.tokens))
 
     @torch.inference_mode()
     def fill_cache(self, seed: int = 0) -> None:

@@ -36,7 +36,7 @@ class DeviceLookup:
         for admission in admissions:
             known = torch.tensor((*admission.request.prompt, *admission.output), dtype=torch.int32)
             self._history[admission.slot, : len(known)].copy_(known, non_blocking=True)
-            self._matches[admission.slot] = 0
+            self._matches[admission.slot].fill_(0)
 
     def settle(self, slots: Sequence[int]) -> None:
         """A sequence's tokens come with it."""

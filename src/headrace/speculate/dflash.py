@@ -81,7 +81,7 @@ class DFlashDrafter:
     def admit(self, admissions: Sequence[Admission]) -> None:
         """The rings are what the slots' states were cleared to, or resumed from."""
         for admission in admissions:
-            self._waiting.positions[admission.slot] = -1
+            self._waiting.positions[admission.slot].fill_(-1)
 
     def settle(self, slots: Sequence[int]) -> None:
         """Make what waits in these slots a part of their rings, which are about to be copied."""
