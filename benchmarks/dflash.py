@@ -8,12 +8,10 @@ medians of replays. Beside a proposal its floor: the weights of the drafter and 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from benchmarks.captured import milliseconds, profile
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
@@ -82,24 +80,6 @@ def seen(drafter: DFlashDrafter, rows: int, tokens: int, context: int) -> Seen:
     return Seen(batch, taps, taps[0], torch.full_like(kept, context - tokens), kept, slots, slots >= 0)
 
 
-def milliseconds(work: Callable[[], object], replays: int) -> float:
-    for _ in range(2):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    found = []
-    for _ in range(replays):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(4):
-            graph.replay()
-        torch.cuda.synchronize()
-        found.append((time.perf_counter() - begin) / 4)
-    return 1e3 * statistics.median(found)
-
-
 def floor_ms(drafter: DFlashDrafter, rows: int, context: int, head_bytes: int) -> float:
     """Of a proposal, whose places are all the block's but the first, and which takes in a block of tokens."""
     spec = drafter.spec
@@ -112,17 +92,6 @@ def floor_ms(drafter: DFlashDrafter, rows: int, context: int, head_bytes: int) -
     kept = fc + len(spec.layers) * 2 * mixer.kv_heads * mixer.head_dim * spec.hidden
     flops = 2 * rows * (block * (weights - fc + kept) + (block - 1) * spec.vocab_size * spec.hidden)
     return 1e3 * max(read / READ_BYTES_PER_S, flops / FLOPS_PER_S)
-
-
-def profile(name: str, work: Callable[[], object]) -> None:
-    work()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        work()
-        torch.cuda.synchronize()
-    print(f"{name}: microseconds by kernel")
-    for event in sorted(found.key_averages(), key=lambda each: -each.self_device_time_total)[:16]:
-        print(f"  {event.self_device_time_total:8.1f}  {event.count:3}  {event.key[:90]}")
 
 
 @torch.inference_mode()

@@ -7,12 +7,10 @@ Milliseconds of one proposal of 1 to 7 drafts, greedy, beside the floor (bytes o
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from benchmarks.captured import milliseconds, profile
 from torch import Tensor
 
 from headrace.cache.layout import CacheGroup, CacheLayout
@@ -71,35 +69,6 @@ def seen(rows: int, tokens: int, context: int, table: Tensor, final: Tensor) -> 
     batch = Batch(positions + 3, positions, offsets, slots, offsets[1:], (table[:rows],), (at,), (tokens,) * rows)
     kept = torch.full((rows,), tokens, dtype=torch.int64, device=DEVICE)
     return Seen(batch, (), final[: rows * tokens], positions[offsets[:-1].long()], kept, slots, slots >= 0)
-
-
-def milliseconds(work: Callable[[], object], replays: int) -> float:
-    for _ in range(2):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    found = []
-    for _ in range(replays):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(4):
-            graph.replay()
-        torch.cuda.synchronize()
-        found.append((time.perf_counter() - begin) / 4)
-    return 1e3 * statistics.median(found)
-
-
-def profile(name: str, work: Callable[[], object]) -> None:
-    work()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        work()
-        torch.cuda.synchronize()
-    print(f"{name}: microseconds by kernel")
-    for event in sorted(found.key_averages(), key=lambda each: -each.self_device_time_total)[:14]:
-        print(f"  {event.self_device_time_total:8.1f}  {event.count:3}  {event.key[:90]}")
 
 
 @torch.inference_mode()
