@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ from headrace.runner.prompt_batch import singles_first
 from headrace.runner.prompt_graphs import PromptGraphs
 from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.scores import TokenScores
+from headrace.runner.script import Script
 from headrace.runner.step_times import StepTimes
 from headrace.runner.verify import DrawnRuns
 from headrace.speculate.costs import StepCosts
@@ -201,6 +202,11 @@ class Runner:
         assert self._drafting is not None and self._drafting.coin is not None
         coin = self._drafting.coin
         coin.chances[: len(chances)] = torch.tensor(chances).to(coin.chances)
+
+    def follow(self, texts: Mapping[str, Sequence[int]]) -> None:
+        """Requests of these ids, all with log-probabilities, say what follows in their texts from now on, drafts or not."""
+        assert self._drafting is not None  # an engine without drafts draws in its graphs
+        self._sampler.script = Script(texts, self.layout.pool_slots, self._device) if texts else None
 
     def parameters(self) -> dict[str, Tensor]:
         """The model's weights by name."""

@@ -17,6 +17,7 @@ from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.sample import Features, SlotState, draw_on_device, draws_on_device, sample, top_logprobs
 from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_ONCE, IN_PROMPT
 from headrace.runner.scores import TokenScores
+from headrace.runner.script import Script
 from headrace.types import Admission, Request, TokenLogprob
 
 _COLDEST = 1e-30
@@ -62,7 +63,7 @@ class Sampler:
 
     next_tokens: [slots] int64, each slot's newest drawn token, at first its last known one: the input of its next step. Nothing
     here waits for the device. Marks (counts) are kept for the slots whose parameters need them, ends of messages with
-    ends_marked for all.
+    ends_marked for all. script: what is drawn instead, of requests with log-probabilities, which no graph draws for.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Sampler:
         self._features = [Features()] * slots
         self._logprobs: list[int | None] = [None] * slots
         self._held_draws = [0] * slots  # draws until min_tokens is surely reached
+        self.script: Script | None = None
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Installs each request's parameters in its slot, with the tokens that it has already generated counted."""
@@ -99,15 +101,16 @@ class Sampler:
 
     def tokens_at(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor, counted: Tensor) -> Tensor:
         """The device's part of `draw_at`. counted [R] int64: the slots again, or padding for rows whose tokens do not count."""
-        if runs_triton(logits) and self.draws_on_device(slots):
+        if runs_triton(logits) and self.draws_on_device(slots) and self.script is None:
             return self.draw_on_device(logits, counted, positions)
-        features = [self._features[slot] for slot in slots]
-        tokens = sample(logits, self.state, where, positions, features)
-        self._count(counted, tokens, features)
+        tokens = self.tokens_of(logits, slots, where, positions)
+        self._count(counted, tokens, [self._features[slot] for slot in slots])
         return tokens
 
     def tokens_of(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Tensor:
         """As `tokens_at`, of `independent` slots, each as often as it may be. They are not counted."""
+        if self.script is not None:
+            return self.script.tokens(where, positions)
         return sample(logits, self.state, where, positions, [self._features[slot] for slot in slots])
 
     def reports(self, slots: Sequence[int]) -> bool:
@@ -145,6 +148,8 @@ class Sampler:
 
     def _install(self, admission: Admission) -> None:
         slot, request, p = admission.slot, admission.request, admission.request.params
+        if self.script is not None:
+            self.script.begin(slot, request)
         features = _features_of(request, self.vocab_size)
         held_draws = max(0, p.min_tokens - len(admission.output)) if features.held_open else 0
         self._features[slot] = replace(features, held_open=held_draws > 0)
