@@ -24,7 +24,7 @@ def test_help_lists_the_commands() -> None:
     [
         (["serve", "--device", "tpu"], "device must be one of auto, cpu, cuda, not 'tpu'"),
         (["serve", "no/such/model"], "model no/such/model does not exist"),
-        (["plan", "no/such/model"], "no/such/model is no file or directory, and no model that is declared"),
+        (["plan", "no/such/model"], "no/such/model is no file or directory, and no model with a name: demo, lab, qwen"),
         (["info", "no/such/model"], "model no/such/model does not exist"),
         (["info", "no\nsuch"], "model no such does not exist"),
         (["chat", "--url", "ftp://x"], "--url must look like"),

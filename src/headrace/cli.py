@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -49,7 +48,8 @@ def _root(
 @with_settings(EngineConfig, ServerConfig)
 def serve(
     model: Annotated[
-        Path | None, typer.Argument(help="A Hugging Face directory or a GGUF file; the demo model if not given.")
+        str | None,
+        typer.Argument(help="A Hugging Face directory, a GGUF file, or lab, the lab model; the demo model if not given."),
     ] = None,
     *,
     engine: Settings,
@@ -65,8 +65,8 @@ def serve(
 @with_settings(EngineConfig, PlanConfig, omit=("device", "max_seqs", "random_weights"))
 def plan(
     model: Annotated[
-        str, typer.Argument(help="A Hugging Face directory, a GGUF file, or a declared model: qwen3.8-27b, "
-                                 "qwen3.8-27b:w4a16|nvfp4|fp8, smollm2-135m.", metavar="MODEL|NAME[:FORMAT]")
+        str, typer.Argument(help="A Hugging Face directory, a GGUF file, lab, the lab model, or a declared one: "
+                                 "qwen3.8-27b, qwen3.8-27b:w4a16|nvfp4|fp8, smollm2-135m.", metavar="MODEL|NAME[:FORMAT]")
     ],
     as_json: AsJson = False,
     *,
@@ -83,7 +83,8 @@ def plan(
 
 @app.command()
 def info(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face directory or a GGUF file.")], as_json: AsJson = False
+    model: Annotated[str, typer.Argument(help="A Hugging Face directory, a GGUF file, or lab, the lab model.")],
+    as_json: AsJson = False,
 ) -> None:
     """Tell what a checkpoint holds, tensor class by tensor class, and what serving it takes."""
     from headrace.commands.info import report

@@ -93,7 +93,8 @@ class EngineConfig:
         "it earlier too, what followed there goes behind the drafter's own. As many as those if not given.", metavar="N"
     )
     drafter: str | None = setting(
-        None, "Directory of the drafter for --speculate dflash; for plan the published one if not given.", metavar="DIR"
+        None, "Directory of the drafter for --speculate dflash; if not given, the folder drafter of the model's own, or for "
+        "plan the published one.", metavar="DIR"
     )
     draft_vocabulary: int | None = setting(
         None, "Of --speculate mtp: drafts are among the tokens with the lowest ids alone, so many, a multiple of 128. Each "

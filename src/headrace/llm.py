@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,16 +25,17 @@ Prompt = str | Sequence[int]
 class LLM:
     """A model, loaded and ready.
 
-    model: a Hugging Face directory or a GGUF file; None is the demo model, or the shape that random_weights names. device,
-    dtype and the other settings are those of `headrace serve`, with underscores (`config.EngineConfig`). Raises CheckpointError
-    and ConfigError. Threads take turns. memory: on a GPU, bytes of each part, planned and taken.
+    model: a Hugging Face directory, a GGUF file, or "lab", the lab model; None is the demo model, or the shape that
+    random_weights names. device, dtype and the other settings are those of `headrace serve`, with underscores
+    (`config.EngineConfig`). Raises CheckpointError and ConfigError. Threads take turns. memory: on a GPU, bytes of each part,
+    planned and taken.
     """
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, device: str = "auto", dtype: str = "auto", **settings: Any
     ) -> None:
         config: EngineConfig = from_settings(EngineConfig, {"device": device, "dtype": dtype, **settings})
-        found = find_model(None if model is None else Path(model), config)
+        found = find_model(model, config)
         self.tokenizer: Tokenizer = find_tokenizer(found, config)
         built = build_engine(found, config, None)
         self.info: EngineInfo = built.info

@@ -22,7 +22,9 @@ def engine_setting(name: str, help: str = "") -> Any:
 class EngineSettings:
     """Which model, and how it runs. A benchmark's `Settings` add their own."""
 
-    model: str | None = setting(None, "A Hugging Face directory or a GGUF file; the demo model if not given.", metavar="PATH")
+    model: str | None = setting(
+        None, "A Hugging Face directory, a GGUF file, or lab, the lab model; the demo model if not given.", metavar="MODEL"
+    )
     random_weights: str | None = engine_setting("random_weights")
     device: str = engine_setting("device")
     dtype: str = engine_setting("dtype")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,17 +15,18 @@ from headrace.cache.layout import cache_groups
 from headrace.commands.sizes import size
 from headrace.commands.tensor_classes import TensorClass, tensor_classes
 from headrace.models.spec import AttentionSpec, ModelSpec
-from headrace.plan.budget import state_bytes_per_sequence
 from headrace.plan.checkpoint import Model, identify, open_checkpoint
 from headrace.plan.dtypes import Dtypes, itemsize
+from headrace.plan.named import model_path
+from headrace.plan.state_memory import state_bytes_per_sequence
 
 SIXTEEN_BITS = Dtypes(compute="bfloat16", kv="bfloat16", state="float16")
 """What sizes of the cache are given in; float32 takes twice as much."""
 
 
-def report(path: Path, *, as_json: bool) -> None:
-    """Print what the checkpoint at `path` holds. Raises CheckpointError."""
-    model = identify(open_checkpoint(path))
+def report(name: str, *, as_json: bool) -> None:
+    """Print what the checkpoint of a name or at a path holds. Raises CheckpointError."""
+    model = identify(open_checkpoint(model_path(name)))
     classes = tensor_classes(model)
     if as_json:
         json.dump({**facts(model), "classes": [dataclasses.asdict(c) for c in classes]}, sys.stdout, indent=2)

@@ -15,6 +15,7 @@ from headrace.commands.tensor_classes import tensor_classes
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
 from headrace.plan.checkpoint import Model, identify, open_checkpoint
+from headrace.plan.named import NAMED, model_path
 from headrace.plan.planner import Plan, Request, cards_for, make_plan
 from headrace.plan.predict import Predicted
 from headrace.plan.published import FORMATS, parameters, published_model
@@ -63,16 +64,16 @@ def _verified(model: str, engine: EngineConfig, settings: PlanConfig) -> dict[st
 
 
 def find_models(text: str) -> tuple[str | None, Callable[[str | None], Model]]:
-    """(format, the model in any format) of a published name; of a path, format None and the one checkpoint there.
+    """(format, the model in any format) of a published name; of another or a path, format None and the one checkpoint there.
 
     Raises ConfigError and CheckpointError for a name or path that there is not.
     """
     name, colon, given = text.partition(":")
     if name in SHAPES:
         return given if colon else FORMATS[0], cache(lambda format: published_model(f"{name}:{format}"))
-    if not Path(text).exists():
-        raise ConfigError(f"{text} is no file or directory, and no model that is declared: {', '.join(SHAPES)}")
-    checkpoint = identify(open_checkpoint(Path(text)))
+    if text not in NAMED and not Path(text).exists():
+        raise ConfigError(f"{text} is no file or directory, and no model with a name: {', '.join((*NAMED, *SHAPES))}")
+    checkpoint = identify(open_checkpoint(model_path(text)))
     return None, lambda format: checkpoint
 
 

@@ -20,20 +20,20 @@ from headrace.engine.model_source import find_model, find_tokenizer
 from headrace.engine.process import EngineProcess
 from headrace.engine.tokenizer import Tokenizer
 from headrace.errors import CheckpointError, ConfigError
-from headrace.plan.budget import check_settings
 from headrace.plan.checkpoint import Model
+from headrace.plan.engine_settings import check_settings
 from headrace.server.serve import Service, run
 from headrace.types import EngineInfo
 
 
-def serve(path: Path | None, engine: EngineConfig, server: ServerConfig) -> int:
+def serve(name: str | None, engine: EngineConfig, server: ServerConfig) -> int:
     """Serve until a signal; returns the exit code. Raises CheckpointError or ConfigError for what can never be served."""
-    model = find_model(path, engine)
+    log_to_stderr()
+    model = find_model(name, engine)
     check_settings(model.spec, engine)
     tokenizer = find_tokenizer(model, engine)
     template = chat_template(server, tokenizer)
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    log_to_stderr()
 
     async def start() -> Service:
         tell_model(console, model, template)

@@ -11,6 +11,7 @@ from rich.console import Console
 from headrace.commands.loading import loading_progress
 from headrace.config import EngineConfig
 from headrace.engine.process import EngineProcess
+from headrace.plan.named import model_path
 from headrace.plan.shapes import SHAPES
 
 _PREFIX = "verify-fit: "
@@ -20,7 +21,7 @@ def verify_fit(model: str, config: EngineConfig, users: int | None) -> tuple[str
     """Lines about each part of the memory. A declared name has random weights. Raises ConfigError if it does not fit."""
     declared = model.partition(":")[0] in SHAPES
     config = replace(config, device="auto", verify_fit=True, max_seqs=users, random_weights=model if declared else None)
-    return asyncio.run(_start("" if declared else model, config))
+    return asyncio.run(_start("" if declared else str(model_path(model)), config))
 
 
 async def _start(path: str, config: EngineConfig) -> tuple[str, ...]:

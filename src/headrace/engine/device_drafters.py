@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
@@ -13,6 +12,7 @@ from headrace.plan.dflash import drafter_model, open_dflash, published_dflash
 from headrace.plan.drafters import DrafterMemory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.mtp import head_model, mtp_head
+from headrace.plan.own_drafter import drafter_folder
 from headrace.plan.speculation import looked_up
 
 if TYPE_CHECKING:
@@ -84,16 +84,16 @@ def _mtp(model: Model, config: EngineConfig, dtypes: Dtypes, device: torch.devic
 
 
 def _dflash(model: Model, config: EngineConfig, dtypes: Dtypes, device: torch.device) -> DFlashModel:
-    """That of --drafter; with random weights and no directory, as the published one."""
+    """That of --drafter, or the checkpoint's own; with random weights and no directory, as the published one."""
     import torch
 
     from headrace.loader import load_weights
     from headrace.random_weights import make_weights
     from headrace.speculate.dflash_model import build_dflash
 
-    dtype = getattr(torch, dtypes.compute)
-    if config.drafter:
-        files = open_dflash(Path(config.drafter), model.spec)
+    dtype, folder = getattr(torch, dtypes.compute), drafter_folder(model, config)
+    if folder is not None:
+        files = open_dflash(folder, model.spec)
         module = build_dflash(files.spec, dtype=dtype, device=device, formats=files.formats)
         load_weights(drafter_model(model, files), module)
     elif config.random_weights:

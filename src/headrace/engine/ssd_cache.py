@@ -16,6 +16,7 @@ from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.fingerprint import cache_fingerprint, weights_digest
 from headrace.plan.hf_directory import open_directory
+from headrace.plan.own_drafter import drafter_folder
 from headrace.plan.prefix_cache import block_pages
 from headrace.scheduler.ssd_tier import SsdSettings
 
@@ -56,11 +57,12 @@ def ssd_settings(
 
 
 def _drafter_part(model: Model, config: EngineConfig) -> str:
-    """Of what a drafter adds to pages and states: its shape, and its weights where they are not the model's."""
+    """Of what a drafter adds to pages and states: its shape, and its weights where they are not in the model's files."""
     kept = model.spec.drafter
     if kept is None or not (kept.attention or kept.states):
         return ""
-    own = weights_digest(open_directory(Path(config.drafter), tokenizer=False)).hex() if config.drafter else ""
+    folder = None if kept.attention else drafter_folder(model, config)  # the multi-token head is in the model's files
+    own = weights_digest(open_directory(folder, tokenizer=False)).hex() if folder else ""
     return f", {kept} {own}"
 
 

@@ -2,9 +2,9 @@
 
 lookup has neither weights nor a cache. mtp is the checkpoint's own head, a layer of full attention whose keys and values lie in
 the pages of the target's, and whose state has what the target made of the last token. dflash is a drafter of its own, whose
-layers see a window, which every state has (`plan.dflash.dflash_cache`): that of --drafter DIR, or the published one of
-Qwen3.8-27B (DFlash2: 1,924,404,480 parameters, 5 layers of 8 heads of 128 that see 2,048 tokens, 5 tapped layers, 7 drafts).
-For it every slot has a ring of the tapped hidden states of the last RING_TOKENS tokens.
+layers see a window, which every state has (`plan.dflash.dflash_cache`): that of --drafter DIR, the checkpoint's own, or the
+published one of Qwen3.8-27B (DFlash2: 1,924,404,480 parameters, 5 layers of 8 heads of 128 that see 2,048 tokens, 5 tapped
+layers, 7 drafts). For it every slot has a ring of the tapped hidden states of the last RING_TOKENS tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Literal
 from headrace.cache.layout import CacheGroup
 from headrace.errors import ConfigError
 from headrace.models.spec import DrafterCache, WeightMap
-from headrace.plan.budget import weight_bytes, widening_bytes
 from headrace.plan.checkpoint import Model
 from headrace.plan.dflash import DFlashSpec, dflash_cache, open_dflash, parameters, published_dflash
 from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
 from headrace.plan.mtp import mtp_cache, mtp_head
+from headrace.plan.weight_memory import weight_bytes, widening_bytes
 from headrace.types import MOST_DRAFTS
 
 Method = Literal["off", "lookup", "mtp", "dflash"]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError
-from headrace.plan.budget import DEFAULT_MAX_SEQS
 from headrace.plan.checkpoint import Model
 from headrace.plan.draft_memory import lookup_bytes
 from headrace.plan.drafters import NO_DRAFTER, RING_TOKENS, DrafterMemory, Method, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import FAST_CHUNK_TOKENS
 from headrace.plan.extras import BudgetLine, Extras
+from headrace.plan.memory_limit import DEFAULT_MAX_SEQS
+from headrace.plan.own_drafter import drafter_folder
 from headrace.plan.workspace import step_tokens
 from headrace.types import MOST_DRAFTS
 
@@ -35,9 +35,10 @@ def drafter_for(model: Model, config: EngineConfig, dtypes: Dtypes) -> DrafterMe
     with auto there is none then, and a warning.
     """
     _check_vocabulary(model, config)
-    folder = Path(config.drafter) if config.drafter else None
+    method = method_of(config)
+    folder = drafter_folder(model, config) if method == "dflash" or config.drafter else None
     try:
-        memory = drafter_memory(model, method_of(config), config.draft_tokens, folder, dtypes, config.context)
+        memory = drafter_memory(model, method, config.draft_tokens, folder, dtypes, config.context)
     except (CheckpointError, ConfigError) as error:
         if config.speculate != "auto":
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -48,7 +47,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
         raise ConfigError("a coin accepts drafts only with --random-weights")
     from headrace.bench.speculating import SpeculatingEngine
 
-    model = find_model(None if settings.model is None else Path(settings.model), EngineConfig(**settings.engine()))
+    model = find_model(settings.model, EngineConfig(**settings.engine()))
     speculate = "lookup" if settings.speculate == "auto" else settings.speculate
     longest = _CONTEXT + 8 * (_LEARNING + max(settings.tokens, 60))
     engine = SpeculatingEngine(model, EngineConfig(

@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -25,9 +24,9 @@ from headrace.config import EngineConfig, setting
 from headrace.engine.model_source import find_model
 from headrace.errors import ConfigError
 from headrace.hardware import detect
-from headrace.plan.budget import state_bytes_per_sequence
 from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
+from headrace.plan.state_memory import state_bytes_per_sequence
 from headrace.types import MOST_DRAFTS
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _loads(settings: Settings) -> Iterator[_Load]:
 
 def _model(settings: Settings) -> Model:
     config = EngineConfig(random_weights=settings.random_weights)
-    return find_model(None if settings.model is None else Path(settings.model), config)
+    return find_model(settings.model, config)
 
 
 def _engine_config(settings: Settings, loads: list[_Load], most_tokens: int) -> EngineConfig:
