@@ -22,9 +22,9 @@ from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import build_decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan import shapes
-from headrace.plan.budget import weight_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.shapes import FORMATS, SHAPES, declared_model
+from headrace.plan.weight_memory import weight_bytes
 from headrace.random_weights import make_weights
 from headrace.runner.batch import Packer
 from headrace.runner.page_tables import PageTables

@@ -11,8 +11,10 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, Weight, WeightMap
-from headrace.plan.budget import make_budget, state_bytes_per_sequence, weight_bytes
+from headrace.plan.budget import make_budget
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
+from headrace.plan.state_memory import state_bytes_per_sequence
+from headrace.plan.weight_memory import weight_bytes
 from headrace.plan.workspace import Sizes, decoded_bytes, gathered_bytes, layers_bytes, logits_bytes, mask_bytes
 
 GIB = 2**30

@@ -11,7 +11,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.plan import execution
-from headrace.plan.budget import Budget, make_budget, state_bytes_per_sequence
+from headrace.plan.budget import Budget, make_budget
 from headrace.plan.drafters import NO_DRAFTER, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import chunk_tokens, resolve_execution
@@ -27,6 +27,7 @@ from headrace.plan.graph_rows import (
 )
 from headrace.plan.shapes import declared_model
 from headrace.plan.speculation import drafter_extras
+from headrace.plan.state_memory import state_bytes_per_sequence
 from headrace.plan.workspace import ASSUMED_PROCESSORS, Sizes, layers_bytes, library_bytes
 
 GIB = 2**30

@@ -13,11 +13,11 @@ from headrace.cache.layout import state_elements
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import DrafterCache, DrafterState
-from headrace.plan.budget import weight_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.published import published_model
 from headrace.plan.stages import _cuts, split
+from headrace.plan.weight_memory import weight_bytes
 
 MODEL = published_model("qwen3.8-27b:w4a16")
 SMALL = published_model("smollm2-135m")

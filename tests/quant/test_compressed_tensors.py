@@ -22,8 +22,8 @@ from headrace.kernels.quantise_rows import quantise_rows
 from headrace.layers.linear import Linear
 from headrace.loader import load_weights
 from headrace.models.decoder import build_decoder
-from headrace.plan.budget import weight_bytes
 from headrace.plan.checkpoint import identify, open_checkpoint
+from headrace.plan.weight_memory import weight_bytes
 from headrace.quant.compressed_tensors import LowBit
 from headrace.quant.unquantized import Plain
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from headrace.cache.layout import CacheGroup, cache_groups
 from headrace.models.spec import ModelSpec
 
+AMONG = ", the layers' workspace among them"
+"""Of a line's bytes, where a line before it has some of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetLine:

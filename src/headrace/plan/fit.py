@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
-from headrace.plan.budget import Budget, full_cache_bytes, make_budget, memory_limit, with_full_pages
+from headrace.plan.budget import Budget, make_budget, with_full_pages
+from headrace.plan.cache_needs import CacheNeeds
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import chunk_tokens
+from headrace.plan.memory_limit import memory_limit
 from headrace.plan.stages import Stage
 
 NO_LIMIT_BYTES = 1 << 62
@@ -103,7 +105,7 @@ def _needed(case: Case, stage: Stage, context: int, users: int) -> Budget:
     if config.gpu_checkpoint_bytes is None:  # what is left over is theirs
         config = replace(config, gpu_checkpoint_bytes=0)
     config = replace(config, chunk_tokens=chunk_tokens(config, stage.hardware))
-    cache = full_cache_bytes(stage.spec, config, case.dtypes, context, users, case.drafts, stage.extras)
+    cache = CacheNeeds(stage.spec, config, case.dtypes, case.drafts, stage.extras).full_bytes(context, users)
     return _budget(case, stage, replace(config, cache_bytes=max(1, cache)), unlimited(stage.hardware))
 
 

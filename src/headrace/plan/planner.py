@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware, driver_and_gpus, ram_bytes
-from headrace.plan.budget import DEFAULT_GPU_FRACTION, check_settings, state_bytes_per_sequence
 from headrace.plan.cards import Card, card, card_of_driver
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
+from headrace.plan.engine_settings import check_settings
 from headrace.plan.extras import BudgetLine
 from headrace.plan.fit import NO_LIMIT_BYTES, Case
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.speculation import drafter_extras, drafter_for
 from headrace.plan.stages import split
+from headrace.plan.state_memory import state_bytes_per_sequence
 
 ANY_CARD = Card("card", NO_LIMIT_BYTES)
 
@@ -119,13 +120,3 @@ def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
     stored = sum(model.checkpoint.tensors[name].nbytes for name in names)
     why = f"{len(names)} tensors of the vision tower, which `serve` leaves out so far (--vision off)"
     return (BudgetLine("weights vision", stored, why),)
-
-
-
-
-def reserve_why(config: EngineConfig) -> str:
-    """What memory is for that the engine leaves."""
-    if config.memory_bytes is not None:
-        return "what memory_bytes leaves"
-    share = DEFAULT_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction
-    return f"{1 - share:.0%} of the card: the driver's context, and what the allocator rounds up"

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.plan.budget import weight_bytes
 from headrace.plan.execution import chunk_tokens
 from headrace.plan.fit import most_users
 from headrace.plan.floor import Ceilings, Load, step_work
 from headrace.plan.planner import Plan
+from headrace.plan.weight_memory import weight_bytes
 
 SHARE = 0.8
 SHORT_CONTEXT = 1024

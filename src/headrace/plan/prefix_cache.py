@@ -8,8 +8,8 @@ from headrace.cache.policy.flops_per_byte import flops_per_byte
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.config import EngineConfig
 from headrace.models.spec import ModelSpec
-from headrace.plan.budget import state_bytes_per_sequence
 from headrace.plan.dtypes import Dtypes, token_bytes
+from headrace.plan.state_memory import state_bytes_per_sequence
 
 HOST_STATE_SHARE = 4
 """Of host memory, one part in so many is for states, of which a conversation has few, and the rest for pages."""

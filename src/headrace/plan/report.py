@@ -13,7 +13,8 @@ from headrace.plan.dtypes import token_bytes
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Outcome, limit_bytes, longest_context, most_users, outcome
 from headrace.plan.host_memory import host_note
-from headrace.plan.planner import Plan, reserve_why
+from headrace.plan.memory_limit import reserve_why
+from headrace.plan.planner import Plan
 from headrace.plan.predict import Predicted, predict
 from headrace.plan.suggest import Remake, Suggestion, suggestions
 

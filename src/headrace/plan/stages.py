@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import ModelSpec, Weight, WeightMap
-from headrace.plan.budget import weight_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.extras import BudgetLine, Extras
+from headrace.plan.weight_memory import weight_bytes
 
 
 @dataclass(frozen=True, slots=True)

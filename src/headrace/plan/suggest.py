@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from headrace.plan.budget import memory_limit
 from headrace.plan.dtypes import itemsize
 from headrace.plan.fit import limit_bytes, longest_context, most_users, outcome
+from headrace.plan.memory_limit import memory_limit
 from headrace.plan.planner import Plan, Request
 from headrace.plan.published import FORMATS
 

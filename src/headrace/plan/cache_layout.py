@@ -1,0 +1,78 @@
+"""What the cache's bytes buy: slots, checkpoints, pages, and so the longest context."""
+
+from __future__ import annotations
+
+from headrace.cache.layout import CacheLayout
+from headrace.errors import ConfigError
+from headrace.plan.cache_needs import CacheNeeds
+
+CHECKPOINT_SHARE = 8
+"""Checkpoints of states take at most one part in this many of the cache, unless told otherwise."""
+LEAST_CHECKPOINTS = 8
+"""So many are wanted however few sequences run: a conversation has some at its end, and there are others."""
+
+
+def usual_seqs(needs: CacheNeeds, cache_bytes: int) -> tuple[int, str]:
+    """(sequences, why no more): states take half of the cache, or less where the context that is asked for needs the rest."""
+    half = max(1, cache_bytes // 2 // max(1, needs.state_bytes))
+    alone, two = needs.least_bytes(1), needs.least_bytes(2)
+    beside = max(1, 1 + (cache_bytes - alone) // max(1, two - alone))
+    if beside < half:
+        return beside, f"the context of {needs.config.context} tokens has room beside their states"
+    return half, "states take at most half of the cache"
+
+
+def buy(needs: CacheNeeds, cache_bytes: int, seqs: int, *, padding: bool) -> CacheLayout:
+    """State slots first, then the pages that windows can ever need, checkpoints of states (unless they are asked for, no more
+    than leave the context that is asked for), and as many full-context pages as the rest has room for.
+    """
+    groups, config = needs.groups, needs.config
+    left = cache_bytes - seqs * needs.state_bytes
+    windows = {g.index: needs.pages(g, needs.longest, seqs) for g in groups if g.window is not None}
+    left -= sum(count * needs.page_bytes(groups[index]) for index, count in windows.items())
+    full_bytes = sum(needs.page_bytes(group) for group in groups if group.window is None)
+    context_bytes = -(-(config.context or 1) // config.page_tokens) * full_bytes
+    checkpoints = _checkpoints(needs, cache_bytes, left - context_bytes, seqs)
+    left -= checkpoints * needs.state_bytes
+    # A context that all sequences can have needs no more pages; groups of full context hold the same tokens.
+    full = min(seqs * -(-needs.longest // config.page_tokens), max(0, left) // full_bytes) if full_bytes else 0
+    pages = [(group.index, windows.get(group.index, full)) for group in groups]
+    if left < 0 or any(count == 0 for _, count in pages):
+        raise ConfigError(_too_small(needs, cache_bytes, seqs))
+    counts = tuple(count for _, count in sorted(pages))
+    return CacheLayout(groups, config.page_tokens, counts, seqs, padding, needs.drafts, checkpoints)
+
+
+def _checkpoints(needs: CacheNeeds, cache_bytes: int, spare_bytes: int, seqs: int) -> int:
+    """Of recurrent states: those asked for, or as many as sequences, in their share of the cache and what is spare of it."""
+    if not needs.state_bytes or needs.config.prefix_cache == "off":
+        return 0
+    if needs.config.gpu_checkpoint_bytes is not None:
+        return needs.checkpoints()
+    most = min(cache_bytes // CHECKPOINT_SHARE, max(0, spare_bytes)) // needs.state_bytes
+    return min(max(seqs, LEAST_CHECKPOINTS), most)
+
+
+def _too_small(needs: CacheNeeds, cache_bytes: int, seqs: int) -> str:
+    page = sum(map(needs.page_bytes, needs.groups))
+    return (
+        f"the cache of {cache_bytes:,} bytes is too small: {seqs} states of {needs.state_bytes:,} bytes and pages of {page:,} "
+        "bytes; give it more (--cache-bytes, --memory-bytes) or lower --max-seqs"
+    )
+
+
+def context_of(needs: CacheNeeds, layout: CacheLayout, cache_bytes: int) -> tuple[int, str]:
+    """(tokens of the longest sequence, a note on it). Raises ConfigError where more is asked for."""
+    asked, longest = needs.config.context, needs.spec.max_context
+    full = [count for group, count in zip(layout.groups, layout.pages, strict=True) if group.window is None]
+    capacity = min((count * layout.page_tokens for count in full), default=longest)
+    if asked is not None:
+        if capacity < asked:
+            raise ConfigError(
+                f"the cache of {cache_bytes:,} bytes holds {capacity} tokens, fewer than the context of {asked}; "
+                f"give it more (--cache-bytes, --memory-bytes) or ask for --context {capacity}"
+            )
+        return asked, f"context: {asked} tokens, as asked for"
+    if capacity < longest:
+        return capacity, f"context: {capacity} tokens, what the cache holds (the model allows {longest})"
+    return longest, f"context: {longest} tokens, the model's own limit"
