@@ -1,6 +1,7 @@
 """What every test shares: GPU tests are skipped where there is no CUDA device, and are alone looked for with -m gpu.
 
 Tests marked `alone` measure the whole device: each has a process of its own, and several workers of pytest-xdist skip them.
+Those that ask for `lab_model` need the weights that come with headrace, and fail without them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from headrace.plan.named import lab_model_path
+
 ALONE_S = 100
 """For a test in a process of its own, compilers included."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--here", action="store_true", help="run tests marked `alone` in this process")
+
+
+@pytest.fixture(scope="session")
+def lab_model() -> Path:
+    """The lab model's directory; its DFlash2 drafter is the folder `drafter` of it. Raises CheckpointError if it is missing."""
+    return lab_model_path()
 
 
 @pytest.hookimpl(tryfirst=True)
