@@ -189,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        prefixes, slots = self.scheduler._prefixes, self.scheduler._slots
+        prefixes, slots = self.scheduler._prefixes, self.scheduler._running.slots
         held = [s.holding for s in self._holders() if s.holding is not None]
         leaving = list(prefixes._host._leaving) if prefixes._host else []
         leases = [*(holding.lease for holding in held), *(each.lease for each in leaving)]
@@ -227,7 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _holders(self) -> list:  # type: ignore[type-arg]
         flying = [s for _, sequences in self.scheduler._flight for s in sequences]
-        return list({id(s): s for s in [*self.scheduler._running.values(), *flying]}.values())
+        return list({id(s): s for s in [*self.scheduler._running.sequences.values(), *flying]}.values())
 
     def teardown(self) -> None:
         """Whatever is left runs to its end: nobody starves, and everything is given back."""
