@@ -31,7 +31,7 @@ Forward = Callable[[Tensor, torch.Generator], Pairs]
 class Plan:
     """rows sequences a step. depths: drafts of the MTP head that are trained; anchors: blocks in a sequence, each `block`'s."""
 
-    steps: int = 1500
+    steps: int = 1200
     rows: int = 32
     seed: int = 0
     depths: int = 4
@@ -144,6 +144,7 @@ def main() -> None:
     target.load_state_dict(torch.load(options.work / f"model-{options.seed}.pt", weights_only=True)["model"])
     sequences = {part: np.load(options.work / f"{part}-own.npy") for part in ("train", "held-out")}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
     plan = Plan(options.steps, seed=options.seed, seconds=options.seconds)
     distil(options.work, options.drafter, target, sequences["train"], sequences["held-out"], plan, device)
 

@@ -61,8 +61,7 @@ class GatedDelta(nn.Module):
         mixed = functional.pad(self.in_proj_qkv(x).transpose(1, 2), (shape.taps - 1, 0))
         mixed = functional.silu(self.conv1d(mixed)).transpose(1, 2)
         q, k, v = mixed.split([shape.key_width, shape.key_width, shape.value_width], -1)
-        share = shape.value_heads // shape.key_heads
-        q, k = (y.view(batch, tokens, shape.key_heads, -1).repeat_interleave(share, 2) for y in (q, k))
+        q, k = (y.reshape(batch, tokens, shape.key_heads, -1) for y in (q, k))
         v = v.reshape(batch, tokens, shape.value_heads, -1)
         g = -self.A_log.float().exp() * functional.softplus(self.in_proj_a(x).float() + self.dt_bias.float())
         out = gated_delta_rule(q, k, v, g, self.in_proj_b(x).float().sigmoid())

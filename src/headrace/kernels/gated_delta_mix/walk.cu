@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
   const u32 shared_at = shared_address(shared), full = shared_at + BARRIERS_AT, empty = full + 8 * STAGES;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x / 2, part = blockIdx.x % 2;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) make_barrier(full + 8 * i, 1), make_barrier(empty + 8 * i, 4);
+    for (int i = 0; i < STAGES; i++) make_barrier(full + 8 * i, 1), make_barrier(empty + 8 * i, 128);
     show_barriers();
   }
   __syncthreads();
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) walk(
       store_transposed(own_out + token * 32 + half * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     __syncwarp();
-    if (lane == 0) arrive(empty + 8 * (i % STAGES));
+    arrive(empty + 8 * (i % STAGES));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int token = 16 * j + lane / 2, in_row = SIZE * i + token;
