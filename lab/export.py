@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from lab.chat import END, END_OF_TEXT, MASK, SPECIAL, TEMPLATE
@@ -34,7 +34,7 @@ def write_checkpoint(
     _write(out / "config.json", config)
     _write(out / "generation_config.json", {"eos_token_id": [end, SPECIAL.index(END_OF_TEXT)], "do_sample": True,
                                             "temperature": 1.0})
-    shutil.copy(tokenizer, out / "tokenizer.json")
+    (out / "tokenizer.json").write_text(Tokenizer.from_file(str(tokenizer)).to_str(), encoding="utf-8")
     _write(out / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END_OF_TEXT, "chat_template": TEMPLATE,
         "model_max_length": shape.context, "clean_up_tokenization_spaces": False,
@@ -58,15 +58,20 @@ def write_tensors(out: Path, tensors: Mapping[str, Tensor], most: int = FILE_BYT
     for old in out.glob("model*.safetensors*"):
         old.unlink()
     if len(shards) == 1:
-        save_file(shards[0], out / "model.safetensors", {"format": "pt"})
+        _save(shards[0], out / "model.safetensors")
         return
     files = {f"model-{number + 1:05}-of-{len(shards):05}.safetensors": shard for number, shard in enumerate(shards)}
     for file, shard in files.items():
-        save_file(shard, out / file, {"format": "pt"})
+        _save(shard, out / file)
     total = sum(weight.nbytes for shard in shards for weight in shard.values())
     _write(out / "model.safetensors.index.json", {
         "metadata": {"total_size": total}, "weight_map": {name: file for file, shard in files.items() for name in shard},
     })
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, {"format": "pt"})
+    path.chmod(0o644)  # it is made for its owner alone, and is to be installed
 
 
 def _write(path: Path, content: object) -> None:

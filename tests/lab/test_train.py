@@ -59,7 +59,8 @@ def test_rates_go_up_and_down_to_nothing() -> None:
     assert rates[0] == 1 / 40 and max(rates) == 1 and rates[-1] == 0 and rates[40:400] == [1.0] * 360
 
 
-@pytest.mark.parametrize("stage", ["text", "dialogue", "tokenizer", "baseline", "train", "own", "distil", "export"])
+@pytest.mark.parametrize("stage", ["text", "dialogue", "tokenizer", "baseline", "train", "own", "distil", "export", "held_out",
+                                   "report"])
 def test_every_stage_says_what_it_wants(
     stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
