@@ -31,7 +31,7 @@ def test_a_benchmark_keeps_the_contract(name: str) -> None:
     assert shown.exit_code == 0 and "--json" in shown.output
 
 
-@pytest.mark.parametrize("name", ["generate", "prefix", "speculate", "step"])
+@pytest.mark.parametrize("name", ["acceptance", "gain", "generate", "prefix", "speculate", "step"])
 def test_what_the_engine_is_told_is_what_was_given(name: str) -> None:
     """By its own names, which its own settings describe; nothing else of a benchmark's settings."""
     entry = scenarios.scenario(name)
