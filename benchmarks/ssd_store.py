@@ -17,13 +17,22 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from headrace.cache.ssd import EntryKey, Kind, SsdSettings, SsdStore, TokenChain, chain_root
+import numpy as np
+
+from headrace.cache.layout import CacheGroup, CacheLayout
+from headrace.cache.policy.flops_per_byte import FlopsPerByte
+from headrace.cache.prefix.cache import PrefixCache
+from headrace.cache.ssd import EntryKey, Kind, SsdStore, TokenChain, chain_root
+from headrace.cache.ssd import SsdSettings as StoreSettings
 from headrace.cache.ssd.directory import SHARDS
+from headrace.cache.ssd.host_entry import HostEntry
 from headrace.cache.ssd.pieces import PIECE_BYTES
+from headrace.scheduler.ssd_tier import SsdSettings, SsdTier
 
 MIB = 1 << 20
 
@@ -32,6 +41,13 @@ def timed(work: Callable[[], object]) -> float:
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
+
+
+def worked(work: Callable[[], object]) -> float:
+    """Without the time that others had the core."""
+    began_s = time.thread_time()
+    work()
+    return time.thread_time() - began_s
 
 
 @contextmanager
@@ -95,7 +111,7 @@ def writes(root: Path, entry_bytes: int, count: int, rounds: int) -> None:
             with directory_below(root) as below:
                 plain.append(timed(lambda b=below, s=sync: [plain_write(b / str(i), data, s) for i in range(count)]))  # type: ignore[misc]
             with directory_below(root) as below:
-                store = SsdStore(SsdSettings(below, 1 << 40, queue_bytes=1 << 40, sync=sync))
+                store = SsdStore(StoreSettings(below, 1 << 40, queue_bytes=1 << 40, sync=sync))
                 entries = keys(count)
                 ours.append(timed(lambda s=store, e=entries: ([s.put(k, [data]) for k in e], s.flush(600))))  # type: ignore[misc]
                 assert store.stats().stored == count
@@ -108,7 +124,7 @@ def reads(root: Path, entry_bytes: int, count: int, rounds: int) -> None:
     data, into = memoryview(os.urandom(entry_bytes)), memoryview(bytearray(entry_bytes))
     with directory_below(root) as below:
         entries = keys(count)
-        stores = {threads: SsdStore(SsdSettings(below, 1 << 40, 1 << 40, read_threads=threads)) for threads in (1, 4)}
+        stores = {threads: SsdStore(StoreSettings(below, 1 << 40, 1 << 40, read_threads=threads)) for threads in (1, 4)}
         for key in entries:
             assert stores[1].put(key, [data]).result()
         paths = [next(below.rglob(key.name)) for key in entries]
@@ -127,16 +143,21 @@ def reads(root: Path, entry_bytes: int, count: int, rounds: int) -> None:
             print(f"read {'cold' if cold else 'from the page cache':<19} by threads: {told}")
 
 
+def touch(directory: Path, entries: Sequence[EntryKey]) -> None:
+    """Files of the entries, of a size but without content."""
+    for key in entries:
+        fd = os.open(directory / "entries" / f"{key.digest[0]:02x}" / key.name, os.O_CREAT | os.O_WRONLY, 0o600)
+        os.truncate(fd, MIB)
+        os.close(fd)
+
+
 def scan(root: Path, count: int) -> None:
     with directory_below(root) as below:
-        SsdStore(SsdSettings(below, 1 << 50)).close()
+        SsdStore(StoreSettings(below, 1 << 50)).close()
         entries = keys(count)
-        for key in entries:
-            fd = os.open(below / "entries" / f"{key.digest[0]:02x}" / key.name, os.O_CREAT | os.O_WRONLY, 0o600)
-            os.truncate(fd, MIB)
-            os.close(fd)
+        touch(below, entries)
         stores: list[SsdStore] = []
-        seconds = timed(lambda: stores.append(SsdStore(SsdSettings(below, 1 << 50))))
+        seconds = timed(lambda: stores.append(SsdStore(StoreSettings(below, 1 << 50))))
         [store] = stores
         assert store.stats().entries == count
         print(f"scan of {count} entries in {SHARDS} directories: {seconds:.2f} s, {seconds / count * 1e6:.1f} us an entry")
@@ -159,6 +180,57 @@ def chain(tokens: int) -> None:
     print(f"chain over {tokens} tokens: {median(timed(hashed) for _ in range(20)) / tokens * 1e9:.0f} ns a token")
 
 
+class Idle:
+    """Knows what the store has; of reading and writing nothing comes."""
+
+    def __init__(self, store: SsdStore) -> None:
+        self._store = store
+        self.contains, self.following, self.stats, self.close = store.contains, store.following, store.stats, store.close
+
+    def write(self, entries: Sequence[HostEntry]) -> Future[int]:
+        done: Future[int] = Future()
+        done.set_result(len(entries))
+        return done
+
+    read = write
+
+
+def lookups(root: Path, tokens: int, count: int) -> None:
+    """What a request waits for when the SSD has all of its prompt and host memory nothing, and when it is filed there."""
+    page, block = 16, 16
+    layout = CacheLayout((CacheGroup(0, None, (0,), 1),), page, (count * (-(-tokens // page) + 1),), 0, checkpoints=1)
+    prompts = [np.random.default_rng(seed).integers(0, 248_320, tokens).astype(np.uint32).tobytes() for seed in range(count)]
+    with directory_below(root) as below:
+        SsdStore(StoreSettings(below, 1 << 50)).close()
+        for prompt in prompts:
+            kept = TokenChain(chain_root(b"benchmark"), page, block)
+            kept.extend_packed(prompt)
+            touch(below, [*kept.blocks(0, tokens), kept.checkpoint(tokens - 1)])
+        store = SsdStore(StoreSettings(below, 1 << 50))
+        host = PrefixCache(layout, FlopsPerByte(1.0, 0.0, 1), 1)
+        copies = Idle(store)
+        tier, empty = (SsdTier(host, SsdSettings(copies, of, block), by_checkpoint=True) for of in (b"benchmark", b"other"))
+        assert all(tier.find("", each, tokens - 1, tokens - 1) for each in prompts)
+        find = [worked(lambda each=each: tier.find("", each, tokens - 1, 1)) for each in prompts]  # type: ignore[misc]
+        keep = [worked(lambda each=each: empty.keep("", each, [])) for each in in_host(host, empty, prompts)]  # type: ignore[misc]
+        for name, seconds in (("look up", find), ("file", keep)):
+            print(f"{name} {tokens} tokens: {median(seconds) * 1e6:.0f} us, {median(seconds) / tokens * 1e9:.0f} ns a token")
+        store.close()
+
+
+def in_host(host: PrefixCache, tier: SsdTier, prompts: Sequence[bytes]) -> Iterator[bytes]:
+    """One after the other, each once it is in host memory and what the last one had to be written is done."""
+    for prompt in prompts:
+        ids = np.frombuffer(prompt, np.uint32).tolist()
+        lease = host.open("", prompt, len(ids)).lease
+        assert host.extend(lease, len(ids)) is not None
+        host.record(lease, ids)
+        host.close(lease)
+        yield prompt
+        tier.take()
+        tier.begin_plan()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
@@ -173,6 +245,8 @@ def main() -> None:
     reads(options.directory, options.entry_bytes, options.count, options.rounds)
     scan(options.directory, options.entries)
     chain(24_000)
+    for tokens in (2_731, 24_000, 131_000):
+        lookups(options.directory, tokens, 20)
 
 
 if __name__ == "__main__":

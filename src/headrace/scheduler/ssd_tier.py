@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -102,7 +103,7 @@ class SsdTier:
 
     def _chain(self, salt: str, key: bytes) -> TokenChain:
         chain = TokenChain(chain_root(self._settings.fingerprint, salt), self._page_tokens, self._settings.block_pages)
-        chain.extend(np.frombuffer(key, np.uint32))  # type: ignore[arg-type]  # any integers
+        chain.extend_packed(key)
         return chain
 
     # To the SSD
@@ -117,7 +118,7 @@ class SsdTier:
         if held is None:
             return
         chain = self._chain(salt, key)
-        entries = [self._entry(held, each) for each in self._blocks(chain, len(chain)) if not self._copies.contains(each)]
+        entries = [self._entry(held, each) for each in chain.blocks(0, len(chain)) if not self._copies.contains(each)]
         kept = []
         for state in states:
             entry = self._entry(held, chain.checkpoint(state.tokens), state.slot)
@@ -128,10 +129,6 @@ class SsdTier:
         if not self._by_checkpoint and len(chain) % self._block_tokens:
             entries.append(self._entry(held, chain.checkpoint(len(chain))))
         self._due.append(_Save(held, kept, entries))
-
-    def _blocks(self, chain: TokenChain, tokens: int, first: int = 0) -> list[EntryKey]:
-        size = self._block_tokens
-        return [chain.pages(start, start + size) for start in range(first, tokens - size + 1, size)]
 
     def _entry(self, held: Held, key: EntryKey, state: int | None = None) -> HostEntry:
         return HostEntry(key, self._pages(held.pages, key), state)
@@ -148,17 +145,15 @@ class SsdTier:
         """What the SSD has of a prompt's first `most` tokens, if that reaches to `more_than` or further."""
         chain = self._chain(salt, key[: most * TOKEN_BYTES])
         first = self._in_host(salt, key, most)
-        reach = first
-        while reach + self._block_tokens <= most and self._copies.contains(chain.pages(reach, reach + self._block_tokens)):
-            reach += self._block_tokens
+        blocks = list(takewhile(self._copies.contains, chain.blocks(first, most)))
+        reach = first + len(blocks) * self._block_tokens
         for start in range(reach, -1, -self._block_tokens):
             if start + self._block_tokens <= more_than:
                 return None
             last = self._last(chain, start, most)
             tokens = last.end if last else 0 if self._by_checkpoint else start
             if tokens >= max(1, more_than):
-                first = min(first, start)
-                return Found(tokens, first, self._blocks(chain, start, first), last)
+                return Found(tokens, min(first, start), blocks[: max(0, start - first) // self._block_tokens], last)
         return None
 
     def _in_host(self, salt: str, key: bytes, most: int) -> int:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cache.prefix.tokens import encode
 from headrace.cache.ssd import EntryKey, Kind, TokenChain, chain_root
 from headrace.cache.ssd.key import base_of, key_of, shard_of
 
@@ -70,6 +71,16 @@ def test_names_and_keys_are_one_to_one(ids: list[int], page: int, data: st.DataO
     assert (run.kind, state.kind) == (Kind.PAGES, Kind.CHECKPOINT)
 
 
+@given(ids=tokens, page=st.integers(1, 4), block=st.integers(1, 3), data=st.data())
+def test_blocks_are_pages_from_boundary_to_boundary(ids: list[int], page: int, block: int, data: st.DataObject) -> None:
+    one, two, size = TokenChain(ROOT, page, block), TokenChain(ROOT, page, block), page * block
+    one.extend(ids)
+    two.extend_packed(encode(ids))
+    first, most = size * data.draw(st.integers(0, len(ids) // size)), data.draw(st.integers(0, len(ids)))
+    assert list(two.blocks(first, most)) == [one.pages(start, start + size) for start in range(first, most - size + 1, size)]
+    assert len(two) == len(ids) and two.digest(len(ids)) == one.digest(len(ids))
+
+
 def test_errors_name_what_is_wrong() -> None:
     chain = chain_of([1, 2, 3], 2)
     with pytest.raises(ValueError, match="-1 to 4 do not fit"):
@@ -80,6 +91,8 @@ def test_errors_name_what_is_wrong() -> None:
         chain.digest(4)
     with pytest.raises(ValueError, match="from token 1 on do not begin at a boundary of 2"):
         chain.pages(1, 3)
+    with pytest.raises(ValueError, match="token 1 on do not begin at a boundary of 2"):
+        next(chain.blocks(1, 3))
     with pytest.raises(ValueError, match="3 to 2 are no range"):
         EntryKey(Kind.PAGES, 3, 2, bytes(8), bytes(32))
     with pytest.raises(ValueError, match="7 and 32 bytes"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -47,6 +48,10 @@ class TokenChain:
             raise ValueError(f"token ids from {ids.min()} to {ids.max()} do not fit into 32 bits")
         self._packed += ids.astype("<u4").tobytes()
 
+    def extend_packed(self, tokens: bytes) -> None:
+        """The same, of ids as `cache.prefix.tokens.encode` gives them."""
+        self._packed += tokens if sys.byteorder == "little" else np.frombuffer(tokens, np.uint32).astype("<u4").tobytes()
+
     def digest(self, tokens: int) -> bytes:
         """Of the first `tokens` tokens."""
         if not 0 <= tokens <= len(self):
@@ -57,19 +62,34 @@ class TokenChain:
 
     def pages(self, start: int, end: int) -> EntryKey:
         """The key of keys and values of tokens `start`, a block boundary, to `end`."""
-        if start % self._block_tokens:
-            raise ValueError(f"pages from token {start} on do not begin at a boundary of {self._block_tokens}")
+        self._check_boundary(start)
         return EntryKey(Kind.PAGES, start, end, self.digest(start)[:BASE_BYTES], self.digest(end))
+
+    def blocks(self, first: int, tokens: int) -> Iterator[EntryKey]:
+        """Keys of keys and values of whole blocks, from token `first`, a block boundary, on, up to `tokens` at most. Each is
+        hashed when it is asked for.
+        """
+        self._check_boundary(first)
+        size, begin = self._block_tokens, self.digest(first)
+        for start in range(first, tokens - size + 1, size):
+            end = self._boundary(start // size + 1)
+            yield EntryKey(Kind.PAGES, start, start + size, begin[:BASE_BYTES], end)
+            begin = end
 
     def checkpoint(self, tokens: int) -> EntryKey:
         """The key of a state after the first `tokens` tokens; its base is the last page boundary at or before them."""
         start = tokens - tokens % self._page_tokens
         return EntryKey(Kind.CHECKPOINT, start, tokens, self.digest(start)[:BASE_BYTES], self.digest(tokens))
 
+    def _check_boundary(self, start: int) -> None:
+        if start % self._block_tokens:
+            raise ValueError(f"pages from token {start} on do not begin at a boundary of {self._block_tokens}")
+
     def _boundary(self, blocks: int) -> bytes:
-        for block in range(len(self._boundaries) - 1, blocks):
-            self._boundaries.append(self._link(self._boundaries[block], block, self._block_tokens))
-        return self._boundaries[blocks]
+        boundaries = self._boundaries
+        for block in range(len(boundaries) - 1, blocks):
+            boundaries.append(self._link(boundaries[block], block, self._block_tokens))
+        return boundaries[blocks]
 
     def _link(self, boundary: bytes, block: int, tokens: int) -> bytes:
         first = block * self._block_tokens * _TOKEN_BYTES
