@@ -154,8 +154,8 @@ def _acceptance(facts: Facts) -> Iterator[str]:
 def _samples(facts: Facts) -> Iterator[str]:
     yield "## Samples"
     yield ""
-    yield (f"How it goes on with held-out texts that nobody chose, at temperature {TEMPERATURE}, top_p {TOP_P}, with seeds from "
-           "0 on. What was given ends at »; the model wrote the rest.")
+    yield (f"How it goes on with held-out texts that nobody chose, at temperature {TEMPERATURE}, top_p {TOP_P}, seeds from 0 "
+           "on. What was given ends at »; the model wrote the rest.")
     for sample in facts.samples:
         yield ""
         yield f"{sample.kind}:"
