@@ -92,7 +92,7 @@ def test_accepted_drafts_that_are_lost_are_noticed(tiny: Path) -> None:
 
 def on_the_gpu(hybrid: Path, state: str, lengths: list[int]) -> LongRun:
     run = long_run(
-        hybrid, lengths, 0, geometric(lengths[0] // 80, lengths[0] - 80, 32), vocab_size=2000, device="cuda", dtype="bfloat16",
+        hybrid, lengths, 0, geometric(250, lengths[0] - 80, 32), vocab_size=2000, device="cuda", dtype="bfloat16",
         state_dtype=state, cache_bytes=1 << 30,
     )
     shares = run.share([0]), run.share(range(1, len(lengths)))

@@ -54,13 +54,15 @@ class Losses:
 
 def losses_table(found: Sequence[Measured]) -> Table:
     table = Table(
-        "KV", "states", "way", "loss", "perplexity", "over the first types", "log-probability over steps", "accepted a row",
-        caption=f"{found[0].tokens} tokens, a loss in nats a token; ± is the standard error of the tokens' differences",
+        "KV", "states", "way", "loss", "perplexity", "over first", "±", "over steps", "accepted",
+        caption=f"{found[0].tokens} tokens. Loss: nats a token. Over first: the perplexity, over the first types' by the same "
+        "way, ± the standard error of the tokens' differences. Over steps: the loss, over the same types' through steps. "
+        "Accepted: drafts of a row.",
     )
     for each in found:
         table.add_row(
-            each.kv, each.state, each.way, f"{each.loss:.5f}", f"{each.perplexity:.4f}",
-            f"{each.over_reference:+.4%} ± {each.error:.4%}", "-" if each.over_steps is None else f"{each.over_steps:+.4%}",
-            "-" if each.accepted is None else f"{each.accepted:.2f}",
+            each.kv, each.state, each.way, f"{each.loss:.5f}", f"{each.perplexity:.6g}", f"{each.over_reference:+.4%}",
+            f"{each.error:.4%}", "" if each.over_steps is None else f"{each.over_steps:+.4%}",
+            "" if each.accepted is None else f"{each.accepted:.2f}",
         )
     return table
