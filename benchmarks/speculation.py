@@ -1,7 +1,7 @@
 """The controller of drafts in a simulator, beside no drafts and every fixed number of them: `python benchmarks/speculation.py`.
 
 Every user decodes all the time, and the target accepts a draft with a chance that is the user's own. A step takes what the
-table in speculation_costs.json says. The controller sees only what a coin accepted; it is scored by the tokens that its choices
+table in speculation_costs.json says, and one without drafts behind one with them as long as one with a few. The controller sees only what a coin accepted; it is scored by the tokens that its choices
 yield on average, so that its score has no noise of the coin's last falls. What its first steps cost is shown beside.
 """
 
@@ -102,7 +102,7 @@ def simulate(
         accepted = np.minimum(drafts, np.cumprod(hits, axis=1).sum(1))
         acceptance.observe(slots, drafts, accepted)
         tokens.append(expected_tokens(now, drafts))
-        seconds.append(choice.seconds)
+        seconds.append(choice.seconds + costs.behind(rows, int(drafts.sum()), counts[-1] if counts else 0))
         counts.append(int(drafts.sum()))
     fixed = [fixed_rate(now, k, costs) for k in range(1, DRAFTS + 1)]
     return Outcome(

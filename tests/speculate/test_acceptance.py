@@ -37,12 +37,12 @@ def test_estimates_are_chances_and_never_rise_with_the_position(rows: list[tuple
 
 
 def test_nothing_seen_is_the_first_guess() -> None:
-    assert survival(Acceptance(1, 3, first_guess=0.5), 0) == pytest.approx([0.5, 0.25, 0.125])
+    assert survival(Acceptance(1, 3, first_guess=0.5, hope=0), 0) == pytest.approx([0.5, 0.25, 0.125])
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
 def test_they_become_what_is_true(chance: float) -> None:
-    rng, estimates = np.random.default_rng(0), Acceptance(8, POSITIONS, memory=2000)
+    rng, estimates = np.random.default_rng(0), Acceptance(8, POSITIONS, memory=2000, hope=0)
     slots = np.arange(8)
     for _ in range(2000):
         accepted = np.cumprod(rng.random((8, POSITIONS)) < chance, axis=1).sum(1)
@@ -73,7 +73,7 @@ def test_deep_drafts_are_guessed_from_the_sequences_own_shallow_ones() -> None:
 
 
 def test_a_new_sequence_is_guessed_to_be_like_the_others() -> None:
-    estimates = Acceptance(3, POSITIONS)
+    estimates = Acceptance(3, POSITIONS, hope=0)
     for _ in range(300):
         estimates.observe(np.array([0, 1, 2]), np.array([5, 5, 5]), np.array([0, 0, 5]))
     estimates.begin(2)
@@ -83,7 +83,7 @@ def test_a_new_sequence_is_guessed_to_be_like_the_others() -> None:
 
 def test_where_sequences_differ_little_is_needed_to_judge_one() -> None:
     """Four accepted drafts of a new sequence say more where others are all good or all bad than where they are alike."""
-    differ, alike = Acceptance(5, 1), Acceptance(5, 1)
+    differ, alike = Acceptance(5, 1, hope=0), Acceptance(5, 1, hope=0)
     for step in range(400):
         slots, one = np.arange(4), np.ones(4, dtype=np.int64)
         differ.observe(slots, one, np.array([1, 1, 0, 0]))
@@ -99,6 +99,22 @@ def test_what_is_not_tried_is_forgotten() -> None:
     before = estimates.seen(np.array([0]))[0]
     see(estimates, 0, 0, 0, times=50)
     assert estimates.seen(np.array([0]))[0] == pytest.approx(before * 0.98**50)
+
+
+def test_an_average_of_nothing_goes_on_saying_so() -> None:
+    """What one sequence never accepted is not hoped for long after, nor of another; what it accepted now and then is."""
+    never, sometimes = Acceptance(2, 1), Acceptance(2, 1)
+    for step in range(200):
+        see(never, 0, 1, 0)
+        see(sometimes, 0, 1, step % 2)
+    for estimates in (never, sometimes):
+        see(estimates, 0, 0, 0, times=300)
+    assert max(survival(never, 0)[0], survival(never, 1)[0]) < 0.04
+    plain = Acceptance(2, 1, hope=0)
+    for step in range(200):
+        see(plain, 0, 1, step % 2)
+    see(plain, 0, 0, 0, times=300)
+    assert 0.01 < survival(sometimes, 1)[0] - survival(plain, 1)[0] < 0.2
 
 
 def test_a_change_is_noticed_within_a_dozen_drafts() -> None:

@@ -92,7 +92,7 @@ def expected(
     chance, depths = np.array(chances)[:, None], np.arange(1, most + 1)
     pace: Pace = MeasuredPace(rows, most, costs) if drafts is None else FixedPace(most, drafts)
     slots, limits, contexts = range(rows), [most] * rows, [costs.context] * rows
-    tokens = seconds = 0.0
+    tokens, seconds, before = 0.0, 0.0, 0
     for step in range(learning + steps):
         counts = np.array(pace.choose(slots, limits, contexts))
         accepted = np.minimum(counts, np.cumprod(coin.random((rows, most)) < chance, axis=1).sum(1))
@@ -100,4 +100,6 @@ def expected(
         if step >= learning:
             tokens += rows + float((chance**depths)[depths <= counts[:, None]].sum())
             seconds += float(costs.stairs(rows)[counts.sum()] + costs.drafting(rows, most)[counts.max()])
+            seconds += costs.behind(rows, int(counts.sum()), before)
+        before = int(counts.sum())
     return tokens / seconds

@@ -9,6 +9,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _USUAL, _LEAST, _MOST = 4.0, 1.0, 32.0
 """Trials that a guess is worth: where nothing is known of how alike sequences are, at the least and at the most."""
+_FIRST = 1.0
+"""Trials that the first guess is worth, to the engine's average."""
 _FEWEST = 0.5
 _SUREST = 0.99
 _LATEST = 12
@@ -20,19 +22,26 @@ class Acceptance:
     """Estimates by state slot and position. A position is the draft's number in its row; it is tried if those before it were
     accepted, so a row of n drafts of which m were accepted tells of the first min(n, m + 1) alone.
 
-    What was seen loses 1 / memory of its weight with every step, drafts or none: so a sequence that is tried seldom is
-    judged anew soon. When its latest first drafts are not what its estimate would make of them, all before them is forgotten.
+    What was seen of a sequence loses 1 / memory of its weight with every step, drafts or none: so one that is tried seldom is
+    judged anew soon. The engine's average loses as much with every step that tries the position, and a quarter of it otherwise:
+    where nothing is accepted it goes on saying so, whatever the first guess was. When a sequence's latest first drafts are not what its estimate would make of them, all before them is forgotten.
     Behind a sequence's first draft stands the engine's average, behind each other the one before it, changed as the engine's
     average changes from there to here, since what is known of shallow drafts is the best guess for deep ones. They stand there
     as if they had been seen so many times as sequences are alike (`_likeness`). Nothing seen at all: `first_guess`.
+
+    `survival` is `hope` deviations above the estimates: what seems too low by chance would otherwise not be tried again, and
+    stay so. Where nothing is ever accepted there is no deviation.
     """
 
-    def __init__(self, slots: int, positions: int, *, memory: float = 160.0, first_guess: float = 0.7) -> None:
+    def __init__(
+        self, slots: int, positions: int, *, memory: float = 160.0, first_guess: float = 0.7, hope: float = 0.5
+    ) -> None:
         # By slot, and all of them together as the last; latest counts first drafts, tried and accepted.
         self._tried: Floats = np.zeros((slots + 1, positions))
         self._accepted: Floats = np.zeros((slots + 1, positions))
         self._latest: Floats = np.zeros((slots + 1, 2))
-        self._keep, self._first_guess = 1 - 1 / memory, first_guess
+        self._keep, self._keep_idle = 1 - 1 / memory, 1 - 1 / (4 * memory)
+        self._first_guess, self._hope = first_guess, hope
 
     def begin(self, slot: int) -> None:
         """A new sequence has the slot."""
@@ -47,8 +56,10 @@ class Acceptance:
         rows = np.append(slots, len(self._tried) - 1)
         first = np.stack([tried[:, 0], taken[:, 0]], axis=1)
         self._latest[rows] = self._latest[rows] * (1 - 1 / _LATEST) ** first[:, :1] + first
-        self._tried[rows] = self._tried[rows] * self._keep + tried
-        self._accepted[rows] = self._accepted[rows] * self._keep + taken
+        kept = np.full_like(tried, self._keep)
+        kept[-1, tried[-1] == 0] = self._keep_idle
+        self._tried[rows] = self._tried[rows] * kept + tried
+        self._accepted[rows] = self._accepted[rows] * kept + taken
         self._forget_before_changes(rows)
 
     def survival(self, slots: Ints) -> Floats:
@@ -61,7 +72,8 @@ class Acceptance:
         for k in range(tried.shape[1]):
             guess = np.minimum(chance * changes[k], _SUREST)
             chance = (accepted[:, k] + weight * guess) / (tried[:, k] + weight)
-            alive = result[:, k] = alive * chance
+            hope = self._hope * np.sqrt(chance * (1 - chance) / (tried[:, k] + weight))
+            alive = result[:, k] = alive * np.minimum(chance + hope, _SUREST)
         return result
 
     def seen(self, slots: Ints) -> Floats:
@@ -83,10 +95,11 @@ class Acceptance:
 
     def _average(self) -> Floats:
         """[K]: the engine's average, position by position."""
-        chance, chances = self._first_guess, []
+        chance, weight, chances = self._first_guess, _FIRST, []
         for tried, accepted in zip(self._tried[-1].tolist(), self._accepted[-1].tolist(), strict=True):
-            chance = (accepted + _USUAL * chance) / (tried + _USUAL)
+            chance = (accepted + weight * chance) / (tried + weight)
             chances.append(chance)
+            weight = _USUAL
         return np.array(chances)
 
     def _likeness(self) -> float:

@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 
 TRIED_SHARE = 0.01
 """Of the time, what may go into drafts that are expected to lose."""
+LEAST_GAIN = 0.005
+"""What drafts have to add to the rate, or there are none: times and estimates are not known better than that."""
 _MOST_CREDIT = 2
 """Steps that tries may take at once."""
 _ROUNDS = 4
@@ -75,9 +77,8 @@ def choose(
     earned_s = given.seconds(drafts)
     credit_s = min(credit_s + TRIED_SHARE * earned_s, _MOST_CREDIT * earned_s)
     tries = _tries(given, drafts, seen)
-    # Behind drafts a step without any takes as long as one with a few: states take in what was accepted.
-    behind_s = float(given.stairs[1] - given.stairs[0]) if tries.any() and not drafts.any() else 0.0
-    cost_s = given.seconds(drafts + tries) - earned_s + max(0.0, behind_s)
+    behind_s = costs.behind(rows, int(drafts.sum()), int(tries.sum()))  # tries are in one step, and that behind it has none
+    cost_s = given.seconds(drafts + tries) - earned_s + behind_s
     if cost_s <= credit_s:
         drafts, credit_s = drafts + tries, credit_s - cost_s
     else:
@@ -88,21 +89,21 @@ def choose(
 
 
 def _best(given: _Rows) -> Ints:
-    """The drafts of most expected tokens a second.
+    """The drafts of most expected tokens a second; none where that is hardly more than without.
 
     For a price of a second, in tokens, the best B drafts are the B whose chance less the price of their own time is highest,
     whatever the stairs are; so every B is looked at, each stair's edge among them, for each depth that a drafter can be asked
     for. The price is the rate itself (Dinkelbach): it starts as that without drafts and rises with what is found. Where drafts
     have no time of their own the order does not depend on it, and once is enough.
     """
-    best = np.zeros(len(given.limits), dtype=np.int64)
-    rate = given.tokens(best) / given.seconds(best)
+    none = best = np.zeros(len(given.limits), dtype=np.int64)
+    plain = rate = given.tokens(best) / given.seconds(best)
     for _ in range(_ROUNDS if given.draft_s.any() else 1):
         better, found = _best_at(given, rate)
         if found <= rate:
             break
         best, rate = better, found
-    return best
+    return best if rate >= (1 + LEAST_GAIN) * plain else none
 
 
 def _best_at(given: _Rows, price: float) -> tuple[Ints, float]:

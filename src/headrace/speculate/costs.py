@@ -61,6 +61,13 @@ class StepCosts:
         known = self.drafter[self._size(rows)][:most] if self.drafter else (0.0,) * most
         return np.array([0.0, *known, *(math.inf,) * (most - len(known))])
 
+    def behind(self, rows: int, drafts: int, before: int) -> float:
+        """Seconds more of a step of so many drafts in all, where the one before it had `before`: without any it takes as long
+        as one with a few, since states take in what was accepted.
+        """
+        stairs = self.stairs(rows)
+        return float(stairs[min(1, len(stairs) - 1)] - stairs[0]) if before and not drafts else 0.0
+
     def beside(self, contexts: Floats) -> tuple[float, Floats]:
         """Seconds more for rows of [R] tokens before them: of the step, and [R] of each draft of a row."""
         more = np.maximum(0.0, contexts - self.context)
