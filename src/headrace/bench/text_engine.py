@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from pathlib import Path
 
 from headrace.bench.held_out import TextPrompt
 from headrace.config import EngineConfig
@@ -51,7 +50,7 @@ class TextEngine:
     """Nothing of one measurement is cached for another. most: the most drafts of a row."""
 
     def __init__(self, model: str | None, config: EngineConfig) -> None:
-        found = find_model(None if model is None else Path(model), config)
+        found = find_model(model, config)
         self.tokenizer = find_tokenizer(found, config)
         self.built = build_engine(found, config, None, pace=FixedPace(0, 0))  # paces are given to each measurement
         self.info, self._runner = self.built.info, self.built.runner
@@ -131,12 +130,6 @@ class TextEngine:
 
     def close(self) -> None:
         self.built.core.close()
-
-
-def beside(model: str | None) -> str | None:
-    """The folder of the drafter that a checkpoint brings along."""
-    folder = Path(model) / "drafter" if model is not None else None
-    return str(folder) if folder is not None and folder.is_dir() else None
 
 
 def _checked(event: TokenEvent) -> TokenEvent:

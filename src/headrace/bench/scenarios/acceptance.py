@@ -106,11 +106,12 @@ def parse_ways(ways: Iterable[str]) -> dict[str, list[int]]:
 
 def engine_of(settings: Any, drafter: str, drafts: int, context: int, rows: int) -> TextEngine:
     """For so many sequences of `context` tokens. drafter: "off" as well."""
-    from headrace.bench.text_engine import TextEngine, beside
+    from headrace.bench.text_engine import TextEngine
 
     given = settings.engine() | {"speculate": drafter, "prefix_cache": "off", "context": context, "max_seqs": rows}
     given |= {"draft_tokens": drafts} if drafter != "off" else {}
-    given["drafter"] = (settings.drafter or beside(settings.model)) if drafter == "dflash" else None
+    if drafter != "dflash":
+        given.pop("drafter", None)
     return TextEngine(settings.model, EngineConfig(**given))
 
 
