@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from headrace.bench.perplexity import Types
 from headrace.bench.teacher import Teacher
 
@@ -15,13 +17,16 @@ Text = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the model wrote itself: tokens, scored in nats a token by float32, and tokens that a row yielded."""
+    """What the model wrote itself: tokens, scored in nats a token by float32, with the standard error, and tokens that a row
+    yielded.
+    """
 
     kv: str
     state: str
     drafts: bool
     tokens: int
     loss: float
+    error: float
     tokens_a_row: float
 
 
@@ -47,7 +52,6 @@ def write(teacher: Teacher, types: Types, texts: Sequence[Text], tokens: int, le
 
 def score(scorer: Teacher, writing: Writing) -> Written:
     """By the log-probabilities behind the prompts."""
-    scored = [logprobs[PROMPT_TOKENS - 1 :] for logprobs in scorer.through_prompts(writing.texts).logprobs]
-    tokens = sum(map(len, scored))
-    loss = -sum(float(part.sum()) for part in scored) / tokens
-    return Written(*writing.types, writing.drafts, tokens, loss, writing.tokens_a_row)
+    scored = np.concatenate([logprobs[PROMPT_TOKENS - 1 :] for logprobs in scorer.through_prompts(writing.texts).logprobs])
+    loss, error = -float(scored.mean()), float(scored.std() / len(scored) ** 0.5)
+    return Written(*writing.types, writing.drafts, len(scored), loss, error, writing.tokens_a_row)

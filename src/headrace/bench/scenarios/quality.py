@@ -151,9 +151,9 @@ def _write(
         scorer.close()
     for plain, drafted in zip(found[::2], found[1::2], strict=True):
         console.print(
-            f"{plain.tokens} tokens written with KV {plain.kv}, states {plain.state}: {plain.loss:.4f} nats a token in "
-            f"float32; with drafts {drafted.loss:.4f}, {drafted.loss / plain.loss - 1:+.2%}, {drafted.tokens_a_row:.2f} tokens "
-            "a row"
+            f"{plain.tokens} tokens written with KV {plain.kv}, states {plain.state}: {plain.loss:.4f} ± {plain.error:.4f} "
+            f"nats a token in float32; with drafts {drafted.loss:.4f} ± {drafted.error:.4f}, "
+            f"{drafted.loss / plain.loss - 1:+.2%}, {drafted.tokens_a_row:.2f} tokens a row"
         )
     return found
 
