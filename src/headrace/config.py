@@ -57,6 +57,10 @@ class EngineConfig:
     memory_fraction: float | None = setting(
         None, "Device memory that headrace may use, as a share of the whole (0.90 on a GPU if nothing is given).", metavar="F"
     )
+    cuda_context_bytes: int = setting(
+        641_728_512, "Of a GPU's memory, what the driver takes for a process that uses it, before any tensor: the default was "
+        "measured on an H200, with PyTorch 2.11.", metavar="N"
+    )
     cache_bytes: int | None = setting(
         None, "Memory for KV pages and state slots; on a CPU the default is what context x max-seqs needs, at most a quarter "
         "of the RAM.", metavar="N"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.errors import ConfigError
@@ -14,7 +14,8 @@ from headrace.errors import ConfigError
 class Hardware:
     """A device. On a CPU the memory is the machine's RAM; free_bytes is what is unused right now. capability: of a GPU, 86 for
     compute capability 8.6. elsewhere: a card that is planned for, whatever is installed on this machine. processors: a GPU's
-    streaming multiprocessors, 0 where nothing is known of them. uuid: by which the driver knows it.
+    streaming multiprocessors, 0 where nothing is known of them. uuid: by which the driver knows it. context_bytes: what the
+    driver takes for the engine's process, out of free_bytes whether it has been taken already or not.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -26,6 +27,13 @@ class Hardware:
     elsewhere: bool = False
     processors: int = 0
     uuid: str = ""
+    context_bytes: int = 0
+
+    def with_context(self, context_bytes: int) -> Hardware:
+        """A GPU that was looked at by a process that has its context already: free_bytes is what was free before."""
+        if self.kind == "cpu":
+            return self
+        return replace(self, free_bytes=min(self.memory_bytes, self.free_bytes + context_bytes), context_bytes=context_bytes)
 
 
 def detect(device: str) -> Hardware:

@@ -73,6 +73,23 @@ def test_a_gpu_leaves_a_tenth_and_what_others_hold() -> None:
     assert limit - page < budget.total_bytes <= limit
 
 
+def test_what_the_driver_takes_for_the_process_is_a_line() -> None:
+    """A card looked at before the process has its context, and by one that has it, are the same card."""
+    taken = 600 * 2**20
+    ahead = replace(GPU, free_bytes=23 * GIB, context_bytes=taken, elsewhere=True)
+    within = replace(ahead, free_bytes=23 * GIB - taken, context_bytes=0).with_context(taken)
+    assert within == ahead and CPU.with_context(taken) == CPU
+    without = replace(ahead, context_bytes=0)
+    model, page = spec(FULL, max_context=100_000_000), 16 * 2 * 2 * 16 * 4
+    for config in (EngineConfig(), EngineConfig(memory_bytes=8 * GIB), EngineConfig(memory_fraction=0.5)):
+        counted, ignored = (make_budget(model, WEIGHTS, card, config, F32) for card in (ahead, without))
+        lines, others = ({line.name: line.bytes for line in each.lines} for each in (counted, ignored))
+        assert lines["cuda context"] == taken and "cuda context" not in others
+        assert abs(others["kv pages 0"] - lines["kv pages 0"] - taken) < page
+    with pytest.raises(ConfigError, match="cuda_context_bytes must be 0 or more, not -1"):
+        make_budget(spec(FULL), WEIGHTS, ahead, EngineConfig(cuda_context_bytes=-1), F32)
+
+
 def test_window_groups_get_what_windows_need_and_no_more() -> None:
     budget = make_budget(spec(FULL, WINDOW, max_context=4096), WEIGHTS, CPU, EngineConfig(max_seqs=2, chunk_tokens=64), F32)
     full, window = budget.layout.pages

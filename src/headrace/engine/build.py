@@ -82,7 +82,8 @@ def build_engine(
     """
     start = Start()
     check_host_memory(config, ram_bytes())
-    hardware = detect(config.device)
+    look = partial(_look, config)
+    hardware = look()
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
     drafting = NO_DRAFTER if drafter else drafter_for(model, config, dtypes)
@@ -94,7 +95,7 @@ def build_engine(
     def make(hardware: Hardware) -> Budget:
         return make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafts, extras)
 
-    hardware, budget = budget_beside_others(partial(detect, config.device), make, holders, config.wait_for_gpu)
+    hardware, budget = budget_beside_others(look, make, holders, config.wait_for_gpu)
     if config.ssd_cache and not config.ram_cache_bytes:
         config = replace(config, ram_cache_bytes=staging_bytes(model.spec, budget.layout, config, dtypes, ram_bytes()))
     try:
@@ -109,6 +110,10 @@ def build_engine(
     if core.outlived:
         info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes)))
     return BuiltEngine(core, info, runner, start.memory(budget))
+
+
+def _look(config: EngineConfig) -> Hardware:
+    return detect(config.device).with_context(config.cuda_context_bytes)
 
 
 def _check_synthetic_acceptance(config: EngineConfig, drafts: int) -> None:

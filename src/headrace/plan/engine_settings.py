@@ -19,7 +19,7 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
     given = [n for n in ("memory_bytes", "memory_fraction", "cache_bytes") if getattr(config, n) is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other: give one")
-    for name in ("gpu_checkpoint_bytes", "ram_cache_bytes"):
+    for name in ("gpu_checkpoint_bytes", "ram_cache_bytes", "cuda_context_bytes"):
         value = getattr(config, name)
         if value is not None and value < 0:
             raise ConfigError(f"{name} must be 0 or more, not {value}")

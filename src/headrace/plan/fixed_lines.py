@@ -27,6 +27,8 @@ from headrace.plan.workspace import (
     upload_bytes,
 )
 
+CONTEXT_LINE = "cuda context"
+
 
 @dataclass(frozen=True, slots=True)
 class FixedLines:
@@ -39,7 +41,7 @@ class FixedLines:
     graphs: bool
 
     def all(self) -> tuple[BudgetLine, ...]:
-        parts = (self._weights(), self._step(), self._drafts(), self._graphs(), self._slots())
+        parts = (self._weights(), self._step(), self._drafts(), self._graphs(), self._slots(), self._context())
         return (*(line for part in parts for line in part), *self.needs.extras.lines)
 
     @property
@@ -134,3 +136,8 @@ class FixedLines:
         if self.slots > self.seqs:
             pages = sum(map(needs.page_bytes, needs.groups))
             yield BudgetLine("padding", needs.state_bytes + pages, "a state slot and a page for what no sequence may have")
+
+    def _context(self) -> Iterator[BudgetLine]:
+        if self.hardware.context_bytes:
+            why = "what the driver takes for the process, before any tensor (--cuda-context-bytes)"
+            yield BudgetLine(CONTEXT_LINE, self.hardware.context_bytes, why)

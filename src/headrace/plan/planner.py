@@ -87,7 +87,7 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     check_settings(model.spec, request.engine)
     if settings.gpu is None and settings.vram_bytes is None:
         check_host_memory(request.engine, ram_bytes())
-    devices = [_hardware(each, settings) for each in cards]
+    devices = [_hardware(each, request) for each in cards]
     dtypes = resolve_dtypes(request.engine, devices[0], model.checkpoint.dtype)
     if settings.kv_scales == "one" and not has_scales(dtypes.kv):
         raise ConfigError("--kv-scales one is for --kv-dtype fp8 and int8")
@@ -102,12 +102,14 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     return Plan(request, model, tuple(cards), dtypes, drafter, case)
 
 
-def _hardware(each: Card, settings: PlanConfig) -> Hardware:
+def _hardware(each: Card, request: Request) -> Hardware:
+    settings = request.plan
     if settings.desktop_bytes > each.memory_bytes:
         raise ConfigError(f"desktop_bytes {settings.desktop_bytes} is more than the {each.name}'s {each.memory_bytes}")
     free = each.memory_bytes - settings.desktop_bytes
     return Hardware(
-        "cuda", each.name, each.memory_bytes, free, capability=each.capability, elsewhere=True, processors=each.processors
+        "cuda", each.name, each.memory_bytes, free, capability=each.capability, elsewhere=True, processors=each.processors,
+        context_bytes=request.engine.cuda_context_bytes,
     )
 
 
