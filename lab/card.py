@@ -118,7 +118,7 @@ def _training(facts: Facts) -> Iterator[str]:
     if len(facts.final) > 1:
         yield ""
         told = ", ".join(f"{loss:.3f} with seed {seed}" for seed, loss in sorted(facts.final.items()))
-        yield f"The whole recipe ends at a held-out loss of {told} (nats a token, mean of the kinds)."
+        yield f"The recipe ends at a held-out loss of {told} (nats a token, mean of the kinds)."
 
 
 def _held_out(facts: Facts) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _samples(facts: Facts) -> Iterator[str]:
         yield f"{sample.kind}:"
         yield ""
         for line in f"{sample.prompt}»{sample.continued}".split("\n"):
-            yield from (f"    {part}".rstrip() for part in textwrap.wrap(line, WIDTH, drop_whitespace=False) or [""])
+            yield from (f"    {part}".rstrip() for part in textwrap.wrap(line, WIDTH) or [""])
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -17,7 +18,8 @@ from lab.dflash import DrafterShape
 from lab.shape import Shape
 
 FILE_BYTES = 16 * 2**20 - 65_536  # tensors of a file; its header comes on top
-DRAFTER = "drafter"
+DRAFTER, TRAINING = "drafter", "training.json"
+PARTS = ("model", "mtp", "dflash")
 
 
 def write_checkpoint(
@@ -78,9 +80,16 @@ def _write(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def trained(work: Path, name: str, seed: int) -> dict[str, Tensor] | None:
-    path = work / f"{name}-{seed}.pt"
-    return torch.load(path, map_location="cpu", weights_only=True)["model"] if path.exists() else None
+def write_training(out: Path, seed: int, runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """How many steps each part was trained, and its losses (`lab.saved.Progress`)."""
+    progress = {name: {"steps": run["step"], "losses": run["losses"]} for name, run in runs.items()}
+    _write(out / TRAINING, {"seed": seed, **progress})
+
+
+def trained(work: Path, seed: int) -> dict[str, dict[str, Any]]:
+    """What was saved of each part that was trained."""
+    paths = {name: work / f"{name}-{seed}.pt" for name in PARTS}
+    return {name: torch.load(path, map_location="cpu", weights_only=True) for name, path in paths.items() if path.exists()}
 
 
 def main() -> None:
@@ -89,13 +98,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    model = trained(options.work, "model", options.seed)
-    if model is None:
+    runs = trained(options.work, options.seed)
+    if "model" not in runs:
         raise SystemExit(f"no model-{options.seed}.pt in {options.work}: run lab.train first")
-    head, drafter = (trained(options.work, name, options.seed) for name in ("mtp", "dflash"))
-    write_checkpoint(options.out, Shape(), options.work / "tokenizer.json", model, head)
-    if drafter is not None:
-        write_drafter(options.out / DRAFTER, Shape(), DrafterShape(), drafter)
+    weights = {name: run["model"] for name, run in runs.items()}
+    write_checkpoint(options.out, Shape(), options.work / "tokenizer.json", weights["model"], weights.get("mtp"))
+    if "dflash" in weights:
+        write_drafter(options.out / DRAFTER, Shape(), DrafterShape(), weights["dflash"])
+    write_training(options.out, options.seed, runs)
 
 
 if __name__ == "__main__":

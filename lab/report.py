@@ -1,7 +1,7 @@
 """`python -m lab.report --work DIR --checkpoint DIR` writes the model card into a checkpoint: README.md, its picture, notices.
 
-It reads losses of the training, `held-out.json` of lab.held_out, and `acceptance.json`, a list of what `headrace bench
-acceptance` measured, if there is one; and has the model write samples on the CPU.
+It reads the losses that lab.export wrote there, `held-out.json` of lab.held_out, and `acceptance.json`, a list of what
+`headrace bench acceptance` measured, if there is one; and has the model write samples on the CPU.
 """
 
 from __future__ import annotations
@@ -9,40 +9,41 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import shutil
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from headrace.plan.hf_directory import open_directory
 from headrace.plan.named import SHIPPED
 from lab.batches import SHARES
 from lab.card import DRAFTERS, NOTICE, PICTURE, Facts, card
-from lab.curve import Losses, draw
-from lab.export import DRAFTER
+from lab.curve import draw
+from lab.export import DRAFTER, PARTS, TRAINING
 from lab.held_out import FILE
 from lab.samples import samples, served
 
 
-def report(work: Path, checkpoint: Path, seed: int) -> Facts:
-    """Write it, and return what it says. Raises FileNotFoundError naming a file that is missing, and which stage makes it."""
+def report(work: Path, checkpoint: Path, others: Sequence[Path] = ()) -> Facts:
+    """Write it, and return what it says. others: checkpoints of other seeds, whose last losses are told.
+
+    Raises FileNotFoundError naming a file that is missing, and which stage makes it.
+    """
     held_out, acceptance = _json(work / FILE, "lab.held_out"), work / "acceptance.json"
-    runs = {name: saved(work / f"{name}-{seed}.pt") for name in ("model", "mtp", "dflash")}
-    if runs["model"] is None:
-        raise FileNotFoundError(f"{work}/model-{seed}.pt is missing: run lab.train first")
-    found = {name: run for name, run in runs.items() if run is not None}
+    runs = _json(checkpoint / TRAINING, "lab.export")
+    found = {name: runs[name] for name in PARTS if name in runs}
     facts = Facts(
-        parameters(checkpoint), tokens(work), held_out, {name: step for name, (step, _) in found.items()}, finals(work),
+        parameters(checkpoint), tokens(work), held_out, {name: run["steps"] for name, run in found.items()},
+        {seed: loss for each in (checkpoint, *others) for seed, loss in last_loss(each).items()},
         json.loads(acceptance.read_text()) if acceptance.exists() else [], samples(work, served(checkpoint)),
         json.loads((checkpoint / "config.json").read_text()), platform.python_version(),
     )
     five_gram = float(np.mean([figures["five_gram"] for figures in held_out.values()]))
-    drafters = {DRAFTERS[name]: losses for name, (_, losses) in found.items() if name != "model"}
-    draw(found["model"][1], five_gram, drafters, checkpoint / PICTURE)
+    drafters = {DRAFTERS[name]: run["losses"] for name, run in found.items() if name != "model"}
+    draw(found["model"]["losses"], five_gram, drafters, checkpoint / PICTURE)
     (checkpoint / "README.md").write_text(card(facts), encoding="utf-8")
     notice = SHIPPED / "lab" / NOTICE
     if notice.resolve() != (checkpoint / NOTICE).resolve():
@@ -56,21 +57,10 @@ def _json(path: Path, stage: str) -> Any:
     return json.loads(path.read_text())
 
 
-def saved(path: Path) -> tuple[int, Losses] | None:
-    """(step, losses) of a run, as `lab.saved` wrote it."""
-    if not path.exists():
-        return None
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return state["step"], [tuple(loss) for loss in state["losses"]]
-
-
-def finals(work: Path) -> dict[int, float]:
-    """The last held-out loss of every seed that was trained to the first one's last step."""
-    runs = {int(match[1]): saved(path) for path in sorted(work.glob("model-*.pt"))
-            if (match := re.fullmatch(r"model-(\d+)\.pt", path.name))}
-    ended = {seed: run for seed, run in runs.items() if run is not None and run[1]}
-    most = max(step for step, _ in ended.values())
-    return {seed: losses[-1][2] for seed, (step, losses) in ended.items() if step == most and losses[-1][2] is not None}
+def last_loss(checkpoint: Path) -> dict[int, float]:
+    """The model's last held-out loss, by its seed."""
+    runs = _json(checkpoint / TRAINING, "lab.export")
+    return {runs["seed"]: runs["model"]["losses"][-1][2]}
 
 
 def parameters(checkpoint: Path) -> dict[str, int]:
@@ -100,9 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, required=True, help="as lab.export wrote it")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--other", type=Path, action="append", default=[], help="a checkpoint of another seed: its loss")
     options = parser.parse_args()
-    facts = report(options.work, options.checkpoint, options.seed)
+    facts = report(options.work, options.checkpoint, options.other)
     if not facts.acceptance:
         print(f"no acceptance.json in {options.work}: the card says nothing about what drafters guess")
 

