@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.tiny import make_tiny_checkpoint
 from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 
+from headrace import LLM, SamplingParams
 from headrace.config import EngineConfig
 from headrace.engine.model_source import find_model
+from headrace.engine.ssd_cache import _drafter_part
 from headrace.errors import ConfigError
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import NO_DRAFTER, drafter_memory
@@ -59,3 +62,28 @@ def test_models_without_a_directory_have_none(tmp_path: Path, monkeypatch: pytes
     assert drafter_folder(find_model(None, EngineConfig()), EngineConfig()) is None
     plain = make_tiny_checkpoint(tmp_path / "plain")
     assert drafter_folder(find_model(plain, EngineConfig()), EngineConfig()) is None
+
+
+def test_it_drafts(model: Model) -> None:
+    """And changes no token."""
+    path, params = model.checkpoint.path, SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    with LLM(path, device="cpu", dtype="float64", context=128) as plain:
+        (expected,) = plain.generate([[3, 4, 5]], params)
+    with LLM(path, device="cpu", dtype="float64", context=128, speculate="dflash") as llm:
+        (found,) = llm.generate([[3, 4, 5]], params)
+    assert found.tokens == expected.tokens and found.drafted_tokens > 0 == expected.drafted_tokens
+
+
+def test_what_it_keeps_on_disk_is_its_own(model: Model, tmp_path: Path) -> None:
+    """Entries of the SSD tier depend on the drafter's weights, wherever they are."""
+    kept = {method: drafter_for(model, EngineConfig(speculate=method), DTYPES).cache for method in ("mtp", "dflash")}
+    drafting = {method: replace(model, spec=replace(model.spec, drafter=cache)) for method, cache in kept.items()}
+    config = dflash_config(model.spec.vocab_size)
+    same, other = (write_dflash(tmp_path / str(seed), config, dflash_tensors(config, seed)) for seed in (0, 1))
+    own = _drafter_part(drafting["dflash"], EngineConfig())
+    assert own == _drafter_part(drafting["dflash"], EngineConfig(drafter=str(same)))
+    assert own != _drafter_part(drafting["dflash"], EngineConfig(drafter=str(other)))
+    (model.checkpoint.path / "drafter" / "config.json").unlink()
+    assert own != _drafter_part(drafting["dflash"], EngineConfig())
+    head = _drafter_part(drafting["mtp"], EngineConfig())
+    assert head and head.endswith(" "), "the head is in the model's files"
