@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ from tests.support.tiny import make_tiny_checkpoint
 from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
 from headrace.engine.model_source import find_model
+from headrace.layers.batch import Pools
+from headrace.plan.graph_rows import PromptShape
+from headrace.runner import drafting
+from headrace.runner.copies import take_in
 from headrace.scheduler.drafter import Drafter
 from headrace.speculate.lookup import LookupDrafter
 from headrace.types import EngineStats, Request, SamplingParams
@@ -81,3 +86,38 @@ def test_a_plain_loop_on_the_device_drafts_what_the_host_would(hybrid: Path) -> 
         _, stats = generate(hybrid, speculate, "plain", drafter)
         counts.append((stats.steps, stats.drafted, stats.accepted))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlapped"])
+def test_accepted_drafts_join_the_states_before_a_short_prompt(
+    hybrid: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps with prompts that a GPU has captured have no drafts, and take in what was accepted before."""
+    taken: list[int] = []
+
+    def counting(pools: Pools, slots: Sequence[int], device: torch.device) -> None:
+        assert pools.pending is not None
+        taken.append(int(pools.pending[list(slots)].sum()))
+        take_in(pools, slots, device)
+        assert not pools.pending[list(slots)].any()
+
+    def answer(speculate: str) -> dict[str, list[int]]:
+        config = EngineConfig(
+            device="cpu", dtype="float64", context=128, max_seqs=4, page_tokens=4, chunk_tokens=40, loop=loop,
+            speculate=speculate,
+        )
+        core, found = build_engine(find_model(hybrid, config), config, None).core, defaultdict[str, list[int]](list)
+        scheduler: Any = core._scheduler
+        scheduler._drafts._prompts = (PromptShape(40, 4, 3),)
+        waiting = requests()
+        while waiting or core.has_work:
+            if waiting and core.stats().steps % 5 == 0:
+                core.add(waiting.pop(0))
+            for event in core.step():
+                found[event.request] += event.tokens
+        return dict(found)
+
+    expected = answer("off")
+    monkeypatch.setattr(drafting, "take_in", counting)
+    assert answer("lookup") == expected
+    assert sum(taken) > 0

@@ -191,7 +191,7 @@ def _build_core(
         start.lap("the SSD's index")
     scheduler = Scheduler(
         budget.layout, chunk_tokens=budget.chunk_tokens, drafter=drafted.host, prefixes=prefixes, memory=runner.host, ssd=ssd,
-        pace=pace,
+        pace=pace, prompts=runner.captured_prompts,
     )
     if start.taken:
         warn_of_compiles()

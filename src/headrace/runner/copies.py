@@ -45,15 +45,26 @@ def keep_states(pools: Pools, copies: Sequence[StateCopy], slots: int, device: t
         for copy in copies:
             _copy_state(pools, copy.slot, slots + copy.checkpoint)
         return
+    sources, targets = _columns([(copy.slot, slots + copy.checkpoint) for copy in copies], device)
+    _fold(pools, sources, targets)
+    for window in pools.windows:
+        window.index_copy_(0, targets, window[sources])
+
+
+def take_in(pools: Pools, slots: Sequence[int], device: torch.device) -> None:
+    """Drafts that are accepted and wait in the slots' rings join their states; no drafts are pending then."""
+    assert pools.pending is not None
+    where = torch.tensor(slots).to(device, non_blocking=True)
+    _fold(pools, where, where)
+    pools.pending.index_fill_(0, where, 0)
+
+
+def _fold(pools: Pools, sources: Tensor, targets: Tensor) -> None:
     assert pools.pending is not None and pools.parity is not None
-    pairs = [(copy.slot, slots + copy.checkpoint) for copy in copies]
-    sources, targets = _columns(pairs, device)
     counts = pools.pending[sources]
     for tails, states, ring in zip(pools.conv_tails, pools.states, pools.rings, strict=True):
         if tails is not None and states is not None and ring is not None:
             fold(tails, states, ring, pools.parity, sources, counts, targets)
-    for window in pools.windows:
-        window.index_copy_(0, targets, window[sources])
 
 
 def resume_state(pools: Pools, slot: int, checkpoint: int, slots: int) -> None:

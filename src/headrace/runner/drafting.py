@@ -12,6 +12,7 @@ from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import PromptShape
 from headrace.runner.coin import Coin
+from headrace.runner.copies import take_in
 from headrace.runner.draft_batch import DraftPacker, DraftStep
 from headrace.runner.draft_graphs import DraftCaptured, DraftGraphs
 from headrace.runner.forward_graphs import Forward, ForwardGraphs, Passed
@@ -28,7 +29,8 @@ from headrace.types import Admission, Row
 class Drafting:
     """Positions, lengths and acceptance are the device's; the host knows which slots may have pending drafts.
 
-    A step in which nothing is drafted and no row can have drafts pending runs as in an engine without drafts.
+    A step in which nothing is drafted and no row can have drafts pending runs as in an engine without drafts. One with prompts
+    in which nothing is drafted is made so: what is pending joins the states before it.
     """
 
     def __init__(
@@ -69,6 +71,11 @@ class Drafting:
         self.forwards = forwards
 
     @property
+    def prompts(self) -> tuple[PromptShape, ...]:
+        """Of the steps with prompts that are captured; without drafts."""
+        return self.forwards.shapes if self.forwards else ()
+
+    @property
     def taken(self) -> MemoryCounts | None:
         """The memory that the graphs took."""
         return self.graphs.taken.and_also(self.forwards.taken) if self.graphs and self.forwards else None
@@ -77,6 +84,8 @@ class Drafting:
         """A step of rows that are `short_first`: what they drew, the hidden states of all tokens if any were known, and of each
         row [R] how many drafts the drafter on the device has, if there is one that says so.
         """
+        if any(row.tokens for row in rows) and not any(row.draft_count for row in rows):
+            self._take_in(rows)
         deferred = any(row.draft_count or self._pends[row.slot] for row in rows)
         graph = self.graphs.graph_for(rows, deferred=deferred) if self.graphs else None
         folds = any(row.tokens and self._pends[row.slot] for row in rows)
@@ -92,6 +101,14 @@ class Drafting:
         drawn = self._verifier.finish(step, hidden)
         proposes = self._observe(step, taps, hidden) if self.proposer.drafter else None
         return drawn, hidden, None if self.coin else proposes
+
+    def _take_in(self, rows: tuple[Row, ...]) -> None:
+        """No row has drafts pending after this: the step runs as an engine's without drafts."""
+        slots = [row.slot for row in rows if self._pends[row.slot]]
+        if slots:
+            take_in(self._pools, slots, self.slots.positions.device)
+        for slot in slots:
+            self._pends[slot] = False
 
     def _forward(self, batch: Batch, rows: tuple[Row, ...]) -> Passed:
         forward = self.forwards.graph_for(rows) if self.forwards and batch.deferred is None else None

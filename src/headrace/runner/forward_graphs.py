@@ -142,10 +142,10 @@ class ForwardGraph:
 
 
 class ForwardGraphs:
-    """The graphs of all shapes. taken: the memory that they took."""
+    """The graphs of all `shapes`. taken: the memory that they took."""
 
     def __init__(self, shapes: tuple[PromptShape, ...], over: Forward) -> None:
-        self._shapes, outline = shapes, over.decoder.outline()
+        self.shapes, outline = shapes, over.decoder.outline()
         tokens = max((shape.tokens for shape in shapes), default=0)
         places = Places(tokens, max((shape.rows + shape.prompts + 1 for shape in shapes), default=0), over.tables)
         self._graphs = {shape: ForwardGraph(shape, places, over) for shape in reversed(shapes)}
@@ -161,5 +161,5 @@ class ForwardGraphs:
         if any(row.draft_count for row in rows):
             return None
         tokens = sum(len(row.tokens) or 1 for row in rows)
-        shape = shape_of(tokens, len(rows), prompts_of(rows), self._shapes)
+        shape = shape_of(tokens, len(rows), prompts_of(rows), self.shapes)
         return None if shape is None else self._graphs[shape]

@@ -18,6 +18,7 @@ from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
 from headrace.runner.batch import Packer
+from headrace.runner.copies import take_in
 from headrace.runner.draft_batch import DraftPacker
 from headrace.runner.page_tables import PageTables
 from headrace.runner.pools import allocate_pools
@@ -118,6 +119,7 @@ def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dty
             step = packer.pack(step_rows, deferred=True)
             assert step.runs is not None
             verifier.draw_together(step.runs, decoder(step.batch, pools), deferred=True)
+    take_in(pools, (0,), device)
 
 
 def _held_bytes(device: torch.device) -> int:

@@ -197,6 +197,11 @@ class Runner:
         """What steps take, for sequences of up to `context` tokens. No sequence may be there."""
         return StepTimes(self._drafting, self.layout, context).measure() if self._drafting else None
 
+    @property
+    def captured_prompts(self) -> tuple[PromptShape, ...]:
+        """Steps with prompts that are captured as long as no row of theirs has drafts."""
+        return self._drafting.prompts if self._drafting else ()
+
     def accept(self, chances: Sequence[float]) -> None:
         """Chances of synthetic acceptance from now on, by slot."""
         assert self._drafting is not None and self._drafting.coin is not None

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+from headrace.plan.graph_rows import PromptShape, shape_of
 from headrace.scheduler.sequence import Sequence
 from headrace.speculate.pace import Pace
 from headrace.types import MOST_DRAFTS, Row, RowResult
 
 
 class DraftCounts:
-    """Asks the pace, if there is one, tells it what was accepted, and counts: made and kept drafts by their number in a row."""
+    """Asks the pace, if there is one, tells it what was accepted, and counts: made and kept drafts by their number in a row.
 
-    def __init__(self, most: int, pace: Pace | None) -> None:
-        self._pace = pace
+    prompts: steps with prompts that are captured without drafts. chosen: drafts of all rows of the last step.
+    """
+
+    def __init__(self, most: int, pace: Pace | None, prompts: tuple[PromptShape, ...] = ()) -> None:
+        self._pace, self._prompts, self.chosen = pace, prompts, 0
         self.made, self.kept = [0] * most, [0] * most
         self._seen: list[tuple[int, int, int]] = []  # slot, drafts, accepted ones of this commit's rows
-
-    @property
-    def chosen(self) -> int:
-        """Drafts of all rows of the last step."""
-        return self._pace.chosen if self._pace else 0
 
     @property
     def gain(self) -> float:
@@ -43,6 +43,21 @@ class DraftCounts:
         slots = [s.holding.slot for s in decoding if s.holding is not None]
         counts = self._pace.choose(slots, limits, [s.planned for s in decoding])
         return {s.id: count for s, count in zip(decoding, counts, strict=True)}
+
+    def settle(self, rows: list[Row], sequences: Iterable[Sequence]) -> None:
+        """All rows of a step are there. Beside prompts so short that the step is captured without drafts, none are asked for:
+        launching it kernel by kernel would take several times as long, for all of its rows.
+        """
+        if any(row.asked for row in rows) and self._captured(rows):
+            for place, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
+                rows[place] = replace(row, asked=0)
+                sequence.drafted -= row.asked
+        self.chosen = sum(row.draft_count for row in rows)
+
+    def _captured(self, rows: list[Row]) -> bool:
+        tokens, prompts = sum(len(row.tokens) or 1 for row in rows), sum(len(row.tokens) > 1 for row in rows)
+        known = any(row.tokens for row in rows)
+        return known and shape_of(tokens, len(rows), prompts, self._prompts) is not None
 
     def note(self, row: Row, result: RowResult, sequence: Sequence) -> None:
         """A row is committed whose sequence goes on, or ends with it."""

@@ -10,6 +10,7 @@ from collections import deque
 
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix.settings import PrefixSettings
+from headrace.plan.graph_rows import PromptShape
 from headrace.scheduler.admissions import Admissions
 from headrace.scheduler.draft_counts import DraftCounts
 from headrace.scheduler.drafter import Drafter
@@ -37,16 +38,16 @@ class Scheduler:
 
     prefixes: with them, what sequences computed is kept in the pages that nobody else needs, for those that begin alike.
     memory: who copies to and from host memory beside the steps; ssd: what is behind it. pace: how many drafts rows have of a
-    drafter on the device; `drafter` is one on the host.
+    drafter on the device; `drafter` is one on the host. prompts: steps with prompts that are captured without drafts.
     """
 
     def __init__(
         self, layout: CacheLayout, *, chunk_tokens: int, drafter: Drafter | None = None, prefixes: PrefixSettings | None = None,
         memory: HostMemory | None = None, ssd: SsdSettings | None = None,
-        pace: Pace | None = None,
+        pace: Pace | None = None, prompts: tuple[PromptShape, ...] = (),
     ) -> None:
         self._prefixes = Prefixes(layout, prefixes, memory, ssd)
-        self._drafts = DraftCounts(layout.drafts, pace)
+        self._drafts = DraftCounts(layout.drafts, pace, prompts)
         self._waiting = WaitingQueue()
         self._running = Running(layout.slots, self._prefixes, self._waiting)
         self._rows = Rows(self._running, self._prefixes, self._drafts, drafter)
@@ -126,6 +127,7 @@ class Scheduler:
         self._admissions.queue_again()
         step = Step(self._steps, self._chunk_tokens)
         self._fill(step)
+        self._drafts.settle(step.rows, step.sequences)
         if not step.rows and not self._copies_alone:
             return None
         copies, states, host = tuple(step.page_copies), self._prefixes.take_copies(), self._prefixes.take_host_copies()
