@@ -1,8 +1,9 @@
 """The controller of drafts in a simulator, beside no drafts and every fixed number of them: `python benchmarks/speculation.py`.
 
 Every user decodes all the time, and the target accepts a draft with a chance that is the user's own. A step takes what the
-table in speculation_costs.json says, and one without drafts behind one with them as long as one with a few. The controller sees only what a coin accepted; it is scored by the tokens that its choices
-yield on average, so that its score has no noise of the coin's last falls. What its first steps cost is shown beside.
+table in speculation_costs.json says, and one without drafts behind one with them as long as one with a few. The controller sees
+only what a coin accepted; it is scored by the tokens that its choices yield on average, so that its score has no noise of the
+coin's last falls. What its first steps cost is shown beside.
 """
 
 from __future__ import annotations

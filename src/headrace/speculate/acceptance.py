@@ -24,10 +24,11 @@ class Acceptance:
 
     What was seen of a sequence loses 1 / memory of its weight with every step, drafts or none: so one that is tried seldom is
     judged anew soon. The engine's average loses as much with every step that tries the position, and a quarter of it otherwise:
-    where nothing is accepted it goes on saying so, whatever the first guess was. When a sequence's latest first drafts are not what its estimate would make of them, all before them is forgotten.
-    Behind a sequence's first draft stands the engine's average, behind each other the one before it, changed as the engine's
-    average changes from there to here, since what is known of shallow drafts is the best guess for deep ones. They stand there
-    as if they had been seen so many times as sequences are alike (`_likeness`). Nothing seen at all: `first_guess`.
+    where nothing is accepted it goes on saying so, whatever the first guess was. When a sequence's latest first drafts are not
+    what its estimate would make of them, all before them is forgotten. Behind a sequence's first draft stands the engine's
+    average, behind each other the one before it, changed as the engine's average changes from there to here, since what is
+    known of shallow drafts is the best guess for deep ones. They stand there as if they had been seen so many times as
+    sequences are alike (`_likeness`). Nothing seen at all: `first_guess`.
 
     `survival` is `hope` deviations above the estimates: what seems too low by chance would otherwise not be tried again, and
     stay so. Where nothing is ever accepted there is no deviation.
