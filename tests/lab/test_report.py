@@ -118,8 +118,8 @@ def test_what_is_missing_is_named(work: Path, tmp_path: Path) -> None:
 
 def test_the_card_says_what_there_is(work: Path) -> None:
     pytest.importorskip("matplotlib")
-    figures = {"prose": (1200, 2.25, 3.5), "chat": (300, 1.25, 2.5)}
-    figures = {kind: dict(zip(("tokens", "model", "five_gram"), told, strict=True)) for kind, told in figures.items()}
+    told = {"prose": (1200, 2.25, 3.5), "chat": (300, 1.25, 2.5)}
+    figures = {kind: dict(zip(("tokens", "model", "five_gram"), each, strict=True)) for kind, each in told.items()}
     (work / "held-out.json").write_text(json.dumps(figures))
     (work / "acceptance.json").write_text(json.dumps(ACCEPTANCE))
     facts = report(work, work / "lab", [work / "other"])
