@@ -14,8 +14,8 @@ from headrace.commands.settings_table import page
 from headrace.models import MODELS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-TOPS = ("src", "tests", "benchmarks")
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "lab" / "README.md", *(ROOT / "docs").rglob("*.md")])
+TOPS = ("src", "tests", "benchmarks", "lab")
 SOURCES = [f"/{file.relative_to(ROOT).as_posix()}" for top in TOPS for file in (ROOT / top).rglob("*.py")]
 
 
