@@ -15,8 +15,10 @@ from headrace.cache.prefix.lease import Held, Lease, Opened
 from headrace.cache.prefix.match import Match, Walk, find, first_read, walk
 from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.node import Checkpoint, Node
-from headrace.cache.prefix.nodes import RUN_PAGES, Nodes
-from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
+from headrace.cache.prefix.nodes import Nodes
+from headrace.cache.prefix.room import Room
+from headrace.cache.prefix.tokens import TOKEN_BYTES
+from headrace.cache.prefix.writer import Writer
 from headrace.cache.slots import SlotPool
 from headrace.types import PageCopy, PageUpdate
 
@@ -35,7 +37,8 @@ class PrefixCache:
         self._by_checkpoint = checkpoint_slots is not None
         self._nodes = Nodes(layout)
         self._eviction = Eviction(self._nodes, self.pools, self.checkpoint_slots, policy, checkpoints=self._by_checkpoint)
-        self._size = self._nodes.page_bytes
+        self._room = Room(self._nodes, self._eviction, self.pools, self.checkpoint_slots)
+        self._writer = Writer(self._nodes, self._eviction)
 
     # A sequence begins
 
@@ -45,11 +48,7 @@ class PrefixCache:
 
     def has_room(self, match: Match, tokens: int, reserve_tokens: int, headroom_pages: int) -> bool:
         """Whether a sequence so matched can take pages for that many tokens and leave `headroom_pages` in every group."""
-        shared = match.tokens // self.layout.page_tokens
-        return all(
-            self._obtainable(group) - locks >= want - shared + headroom_pages
-            for group, (want, locks) in enumerate(zip(self._wanted(tokens, reserve_tokens), match.locks, strict=True))
-        )
+        return self._room.suffices(match, tokens, reserve_tokens, headroom_pages)
 
     def open(self, salt: str, key: bytes, most: int, *, unread: Miss | None = None, writes: bool = True) -> Opened:
         """Begin a sequence with what is cached of its prompt; with nothing where no page is free to copy a partial one into.
@@ -138,7 +137,7 @@ class PrefixCache:
             if match.checkpoint is not None:
                 self.let_go(match.checkpoint)
             return None
-        lease.pending += key[whole * self._size : match.tokens * TOKEN_BYTES]
+        lease.pending += key[whole * self._nodes.page_bytes : match.tokens * TOKEN_BYTES]
         copies = [PageCopy(group, source, lease.pages[group][whole]) for group, source in enumerate(sources)]
         return Opened(lease, match.tokens, match.miss, tuple(copies), match.checkpoint)
 
@@ -181,188 +180,28 @@ class PrefixCache:
 
         Full-context groups get room for `reserve_tokens` at once where that is more.
         """
-        wanted = self._wanted(tokens, reserve_tokens)
-        more = [max(0, want - len(pages)) for want, pages in zip(wanted, lease.pages, strict=True)]
-        if any(count > self._obtainable(group) for group, count in enumerate(more)):
-            return None
-        updates = []
-        for group, count in enumerate(more):
-            if count:
-                updates.append(self._take(lease, group, count))
-        return tuple(updates)
-
-    def _take(self, lease: Lease, group: int, count: int) -> PageUpdate:
-        pool, pages = self.pools[group], lease.pages[group]
-        if pool.free < count:
-            self._eviction.free_pages(group, count)
-        taken = pool.allocate(count)
-        pages.extend(taken)
-        lease.private[group].update(taken)
-        return PageUpdate(group, len(pages) - count, tuple(taken))
+        return self._room.extend(lease, tokens, reserve_tokens)
 
     def make_room(self, pages: Sequence[int], slots: int, entries: int) -> int:
         """Evict ahead of need, when there is time: up to so many entries, until `pages` of each group are free, and `slots` for
         checkpoints. Returns how many were evicted.
         """
-        left = entries
-        for group, (pool, wanted) in enumerate(zip(self.pools, pages, strict=True)):
-            while left and pool.free < wanted and self._eviction.free_some_pages(group, wanted):
-                left -= 1
-        while left and self.checkpoint_slots.free < slots and self._eviction.free_another_slot():
-            left -= 1
-        return entries - left
-
-    def _obtainable(self, group: int) -> int:
-        """Pages that are free or can be evicted."""
-        return self.pools[group].free + self._nodes.owned[group] - self._nodes.locked[group]
+        return self._room.make_ahead(pages, slots, entries)
 
     @property
     def unread_pages(self) -> tuple[int, ...]:
         """Of each group, pages that are kept for later sequences and can be evicted."""
-        return tuple(owned - locked for owned, locked in zip(self._nodes.owned, self._nodes.locked, strict=True))
-
-    def _wanted(self, tokens: int, reserve_tokens: int) -> list[int]:
-        reserve = max(tokens, reserve_tokens)
-        return [-(-(tokens if window is not None else reserve) // self.layout.page_tokens) for window in self._nodes.windows]
+        return self._room.unread
 
     def drop_behind_windows(self, lease: Lease, position: int) -> None:
         """Let go of pages of window groups that no query at `position` or later can reach."""
-        for group, window in enumerate(self._nodes.windows):
-            if window is None:
-                continue
-            pages, first = lease.pages[group], lease.first_kept[group]
-            last = min(first_read(self._nodes, window, position), len(pages))
-            if lease.tail is not None:
-                last = min(last, lease.tail.first)
-            if last > first:
-                self._nodes.read_window(group, lease.node, first, last, pages, -1)
-                self._release(lease, group, pages[first:last])
-                pages[first:last] = [GONE] * (last - first)
-                lease.first_kept[group] = last
-
-    def _release(self, lease: Lease, group: int, pages: Sequence[int]) -> None:
-        """Free those of the pages that the sequence owns."""
-        private = lease.private[group]
-        owned = [page for page in pages if page in private]
-        private.difference_update(owned)
-        self.pools[group].release(owned)
+        self._room.drop_behind_windows(lease, position)
 
     # What it computed
 
     def record(self, lease: Lease, tokens: Sequence[int]) -> None:
         """The sequence's next tokens are computed, or will be before any later plan runs. Whole pages become the index's."""
-        if not lease.writes:
-            return
-        lease.pending += encode(tokens)
-        if len(lease.pending) >= self._size:
-            self._withdraw_tail(lease)
-            end = len(lease.pending) // self._size * self._size
-            run = bytes(lease.pending[:end])
-            del lease.pending[:end]
-            at = 0
-            while at < len(run):
-                child = lease.node.children.get(run[at : at + self._size])
-                at += self._grow(lease, run, at) if child is None else self._follow(lease, child, run, at)
-
-    def _follow(self, lease: Lease, child: Node, run: bytes, at: int) -> int:
-        """Tokens that the index has already: the sequence keeps its own pages of them. Returns the bytes that agreed."""
-        if not run.startswith(child.tokens, at):
-            pages = common_tokens(child.tokens, run, at // TOKEN_BYTES) // self.layout.page_tokens
-            child = self._nodes.split(child, pages)
-        self._nodes.pin_child(child)
-        lease.node = child
-        self._fill_windows(lease, child)
-        return len(child.tokens)
-
-    def _fill_windows(self, lease: Lease, node: Node, *, read: bool = True) -> None:
-        """Give the index the window pages that it has let go of and that the sequence has computed again."""
-        for group, readers in enumerate(node.readers):
-            if readers is None:
-                continue
-            own, first = lease.pages[group], node.first
-            for offset, page in enumerate(node.pages[group]):
-                if page == GONE and own[first + offset] in lease.private[group]:
-                    self._nodes.fill_window(group, node, offset, own[first + offset])
-                    lease.private[group].remove(own[first + offset])
-                    if read:
-                        self._nodes.read_window(group, node, first + offset, first + offset + 1, own, 1)
-
-    def _grow(self, lease: Lease, run: bytes, at: int) -> int:
-        """Tokens that are new. Returns how many bytes of them one node took."""
-        node, first = lease.node, self._nodes.end(lease.node)
-        room = RUN_PAGES - node.count(self._size) if self._may_append(lease.node) else RUN_PAGES
-        part = run[at : at + room * self._size]
-        last = first + len(part) // self._size
-        pages = [own[first:last] for own in lease.pages]
-        if room < RUN_PAGES:
-            self._nodes.append(node, part, pages)
-        else:
-            lease.node = self._attach(node, first, part, pages)
-            self._nodes.pin_child(lease.node)
-        for group, (taken, private) in enumerate(zip(pages, lease.private, strict=True)):
-            private.difference_update(taken)
-            if self._nodes.windows[group] is not None:
-                self._nodes.read_window(group, lease.node, first, last, lease.pages[group], 1)
-        return len(part)
-
-    def _may_append(self, node: Node) -> bool:
-        """Whether a run can grow at its end: nobody else stands there, and nothing else begins there."""
-        alone = node.refs == 1 and not node.children and not node.checkpoints and node.parent is not None
-        return alone and node.count(self._size) < RUN_PAGES
-
-    def _attach(self, parent: Node, first: int, tokens: bytes, pages: list[list[int]]) -> Node:
-        """A new node, which takes the place of a partial page with the same beginning that nobody writes any more."""
-        node = self._nodes.attach(parent, first, tokens, pages)
-        self._eviction.welcome(node)
-        page = self._nodes.first_page(node)
-        shorter, complete = parent.children.before(page), all(run[0] != GONE for run in pages)
-        if shorter is not None and complete and not shorter.refs and page.startswith(shorter.tokens):
-            self._eviction.give_back(self._nodes.detach(shorter))
-        return node
-
-    # Its last, partial page
-
-    def _lend_tail(self, lease: Lease) -> None:
-        """The sequence's partial page becomes the index's, while the sequence goes on writing it."""
-        first = self._nodes.end(lease.node)
-        pages = [[own[first]] for own in lease.pages]
-        lease.tail = self._attach(lease.node, first, bytes(lease.pending), pages)
-        self._nodes.pin_child(lease.tail)
-        for group, (run, private) in enumerate(zip(pages, lease.private, strict=True)):
-            private.remove(run[0])
-            if self._nodes.windows[group] is not None:
-                self._nodes.read_window(group, lease.tail, first, first + 1, lease.pages[group], 1)
-
-    def _withdraw_tail(self, lease: Lease) -> None:
-        """The partial page is the sequence's again, to be filed anew with more tokens."""
-        tail, lease.tail = lease.tail, None
-        if tail is None:
-            return
-        for group, window in enumerate(self._nodes.windows):
-            if window is not None:
-                self._nodes.read_window(group, tail, tail.first, tail.first + 1, lease.pages[group], -1)
-        for private, run in zip(lease.private, self._nodes.detach(tail), strict=True):
-            private.update(run)
-
-    def _leave_tail(self, lease: Lease) -> None:
-        """At the end: the partial page stays in the index, unless its tokens are there already."""
-        rest, node = bytes(lease.pending), lease.node
-        first = self._nodes.end(node)
-        if not rest or next(self._nodes.backing(node, rest), None) is not None:
-            return
-        same = node.children.get(rest)
-        pages = [[own[first]] for own in lease.pages]
-        if [GONE] in pages:
-            return
-        if same is not None:
-            self._fill_windows(lease, same, read=False)
-            return
-        tail = self._attach(node, first, rest, pages)
-        for private, run in zip(lease.private, pages, strict=True):
-            private.difference_update(run)
-        self._eviction.offer(tail)
-
-    # Checkpoints
+        self._writer.record(lease, tokens)
 
     def reserve_slot(self) -> int | None:
         """A slot for a state that is on its way, for `checkpoint`, or to be released; None where there is none."""
@@ -385,8 +224,8 @@ class PrefixCache:
                 if incomplete.refs:
                     return None
                 self._eviction.give_back(self._nodes.detach(incomplete))
-            self._withdraw_tail(lease)
-            self._lend_tail(lease)
+            self._writer.withdraw_tail(lease)
+            self._writer.lend_tail(lease)
         slot = self.checkpoint_slots.allocate() if reserved is None else reserved
         self._eviction.keep(node, rest, slot)
         return slot
@@ -409,13 +248,13 @@ class PrefixCache:
     def close(self, lease: Lease) -> None:
         """The sequence ends, or gives way: what it recorded stays in the index, the rest is free."""
         if lease.writes:
-            self._withdraw_tail(lease)
-            self._leave_tail(lease)
+            self._writer.withdraw_tail(lease)
+            self._writer.leave_tail(lease)
         for group, window in enumerate(self._nodes.windows):
             if window is not None:
                 last = self._nodes.end(lease.node)
                 self._nodes.read_window(group, lease.node, lease.first_kept[group], last, lease.pages[group], -1)
-            self._release(lease, group, lease.pages[group])
+            self._room.release(lease, group, lease.pages[group])
         self._nodes.unpin(lease.node)
         self._eviction.offer(lease.node)
         self._nodes.prune(lease.node)
