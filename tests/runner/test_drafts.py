@@ -251,6 +251,20 @@ def test_steps_as_they_are_captured(checkpoint: Path, loop: str, monkeypatch: py
     assert len({rows for rows, _ in used}) >= 3 and {tokens // rows for rows, tokens in used} == {1, 2, 4, 8}
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0.0, "logprobs": 1}, {"temperature": 0.8, "top_k": 9, "logprobs": 0}])
+def test_captured_steps_of_requests_that_all_want_log_probabilities(
+    hybrid: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are drawn apart, from the hidden states of tokens of which the last ones are padding's."""
+    requests = [replace(request, params=SamplingParams(**params)) for request in make_requests(6, 100)]
+    settings: dict[str, object] = {"max_seqs": 11, "chunk_tokens": 64, "page_tokens": 4}
+    expected = answers(build(hybrid, None, **settings), requests)
+    drafter = ScriptedDrafter({name: a.tokens for name, a in expected.items()}, 7, 100, chances=(0.5, 0.9, 1.0))
+    core = build(hybrid, drafter, **settings)
+    compute_what_is_captured(monkeypatch, core._runner, 11)
+    agree(answers(core, requests), expected)
+
+
 def replays(graphs: Any) -> set[tuple[int, int]]:
     """The (rows, tokens) of graphs that are replayed from now on."""
     used, found = set(), graphs.graph_for

@@ -98,8 +98,9 @@ class Verifier:
         """All places of a slice at once, for rows whose draws do not depend on the tokens before them."""
         tokens: list[Tensor] = []
         scored: list[tuple[int, Scored]] = []
-        for first in range(0, len(runs.drawn_at), LOGIT_ROWS):
-            part = slice(first, first + LOGIT_ROWS)
+        places = len(runs.drawn_at)  # of all tokens, there may be some of padding behind
+        for first in range(0, places, LOGIT_ROWS):
+            part = slice(first, min(first + LOGIT_ROWS, places))
             logits = self._logits(hidden[part] if runs.place_at is None else hidden[runs.place_at[part]])
             names = runs.place_names[part]
             drawn = self._sampler.tokens_of(logits, names, runs.place_slots[part], runs.drawn_at[part])
