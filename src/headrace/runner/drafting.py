@@ -23,7 +23,7 @@ from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
 from headrace.runner.verify import DrawnRuns, Verifier
 from headrace.speculate.drafter import DeviceDrafter
-from headrace.types import Admission, Row
+from headrace.types import Admission, Request, Row, SamplingParams
 
 
 class Drafting:
@@ -59,6 +59,11 @@ class Drafting:
         self.proposer.admit(admissions)
         for admission in admissions:
             self._pends[admission.slot] = False
+
+    def sample_as(self, params: SamplingParams) -> None:
+        """Every slot's draws, until it is given to a request."""
+        slots = range(len(self._pends))
+        self._sampler.admit([Admission(slot, slot, Request("", (0,), params, slot, 1)) for slot in slots])
 
     def capture(self, sizes: tuple[int, ...], shapes: tuple[PromptShape, ...]) -> None:
         """Capture steps of so many rows as graphs, and the decoder's part of steps with prompts of these shapes."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 
 from headrace.cache.layout import CacheLayout
 from headrace.speculate.costs import StepCosts
-from headrace.types import Row
+from headrace.types import Row, SamplingParams
 
 if TYPE_CHECKING:
     from headrace.runner.draft_graphs import DraftGraph
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 Timer = Callable[[Callable[[], object], int], float]
 _CONTEXT, _LONG_CONTEXT = 1024, 16_384
 """Tokens before the rows whose steps are timed; and before a row that shows what a longer context costs."""
-_MANY_TIMES, _TIMES, _FEW_TOKENS, _MANY_TOKENS = 8, 3, 16, 64
-"""Repetitions, of steps of few tokens and of more; of many tokens one."""
+_FEW_TOKENS, _MANY_TOKENS = 16, 64
+_ROUNDS, _MANY_TIMES, _TIMES = 3, 4, 2
+"""Steps of a number of rows are timed in turn, so often, since clocks change; each is repeated, those of many tokens once."""
+_SAMPLING = SamplingParams(temperature=1.0, top_k=20, top_p=0.95)
 
 
 def on_device(run: Callable[[], object], times: int) -> float:
@@ -58,15 +61,35 @@ class StepTimes:
         steps: dict[int, dict[int, float]] = {}
         drafter: dict[int, tuple[float, ...]] = {}
         with self._occupied():
-            for graph in graphs.all:
-                steps.setdefault(graph.size, {})[graph.tokens] = self._step_s(graph, near, _times(graph.tokens))
-            for size, stairs in steps.items():
-                drafter[size] = self._drafting_s(size, stairs, near)
-            far = min(_LONG_CONTEXT, self.context - 2 * (1 + self.layout.drafts) * (_MANY_TIMES + 1))
+            for size in sorted({graph.size for graph in graphs.all}, reverse=True):
+                steps[size], drafter[size] = self._of_rows(size, near)
+            far = min(_LONG_CONTEXT, self.context - 2 * (1 + self.layout.drafts) * (_ROUNDS * _MANY_TIMES + 1))
             slopes = self._slopes(steps[min(steps)], near, far) if far >= 4 * near else (0.0, 0.0)
         costs = StepCosts(steps, drafter, near, *slopes)
         graphs.prefer(costs)
         return costs
+
+    def _of_rows(self, size: int, context: int) -> tuple[dict[int, float], tuple[float, ...]]:
+        """Of steps of so many rows: seconds by tokens; and of 1, 2, ... drafts a row, what the smallest step with drafts takes
+        longer when they are made before it.
+        """
+        graphs, proposer = self.drafting.graphs, self.drafting.proposer
+        assert graphs is not None and proposer.drafter is not None
+        steps = [graph for graph in graphs.all if graph.size == size]
+        least = min((graph for graph in steps if graph.tokens > size), key=lambda graph: graph.tokens)
+        ways = [*((graph, 0) for graph in steps), *((least, depth) for depth in proposer.drafter.depths)]
+        found: dict[tuple[int, int], list[float]] = {(graph.tokens, depth): [] for graph, depth in ways}
+        for _ in range(_ROUNDS):
+            for graph, depth in ways:
+                if graph.tokens <= _MANY_TOKENS or not found[graph.tokens, depth]:
+                    found[graph.tokens, depth].append(self._step_s(graph, context, _times(graph.tokens), depth))
+        alone = found[least.tokens, 0]
+        more = {
+            depth: max(0.0, median(a - b for a, b in zip(found[least.tokens, depth], alone, strict=True)))
+            for depth in proposer.drafter.depths
+        }
+        made = tuple(more[proposer.depth(count)] for count in range(1, proposer.drafter.most + 1))
+        return {graph.tokens: median(found[graph.tokens, 0]) for graph in steps}, made
 
     def _step_s(self, graph: DraftGraph, context: int, times: int, depth: int = 0) -> float:
         """At `context` tokens; every row has as many drafts as make up the graph's tokens. depth: drafts that are made before,
@@ -83,17 +106,6 @@ class StepTimes:
 
         return self.timer(step, times)
 
-    def _drafting_s(self, size: int, stairs: dict[int, float], context: int) -> tuple[float, ...]:
-        """Of 1, 2, ... drafts a row: what a step of so many rows takes longer when they are made before it."""
-        graphs, drafter = self.drafting.graphs, self.drafting.proposer.drafter
-        assert graphs is not None and drafter is not None
-        tokens = min(count for count in stairs if count > size)
-        (graph,) = [each for each in graphs.all if (each.size, each.tokens) == (size, tokens)]
-        taken = {
-            depth: max(0.0, self._step_s(graph, context, _times(tokens), depth) - stairs[tokens]) for depth in drafter.depths
-        }
-        return tuple(taken[self.drafting.proposer.depth(count)] for count in range(1, drafter.most + 1))
-
     def _slopes(self, near_s: dict[int, float], near: int, far: int) -> tuple[float, float]:
         """Seconds for a token more before a row, and for each of its drafts besides, by steps of the fewest rows."""
         assert self.drafting.graphs is not None
@@ -108,9 +120,12 @@ class StepTimes:
 
     @contextmanager
     def _occupied(self) -> Iterator[None]:
-        """Slots that have pages, as many as there are, and no end; afterwards as if nothing had been."""
+        """Slots that have pages, as many as there are, no end, and draws as users have them; afterwards as if nothing had been,
+        but for the draws, which are each request's.
+        """
         slots, tables = self.drafting.slots, self.drafting.tables
         _spread(tables, self.layout)
+        self.drafting.sample_as(_SAMPLING)
         slots.ends.fill_(torch.iinfo(torch.int64).max // 2)
         try:
             yield

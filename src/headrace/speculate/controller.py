@@ -20,6 +20,8 @@ TRIED_SHARE = 0.01
 """Of the time, what may go into drafts that are expected to lose."""
 LEAST_GAIN = 0.005
 """What drafts have to add to the rate, or there are none: times and estimates are not known better than that."""
+_LEAST_TRY = 0.05
+"""Of a step, what a try is charged at least: a draft that was measured to cost nothing would be tried in every step."""
 _MOST_CREDIT = 2
 """Steps that tries may take at once."""
 _ROUNDS = 4
@@ -42,7 +44,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What a choice is made of. survival: [R, K]. limits: [R]. stairs, drafting: seconds by drafts of all and of a row."""
+    """What a choice is made of. survival: [R, K]. limits: [R]. stairs, drafting: seconds by drafts of all and of a row.
+    least_s: of any step.
+    """
 
     survival: Floats
     limits: Ints
@@ -50,36 +54,38 @@ class _Rows:
     drafting: Floats
     context_s: float
     draft_s: Floats  # [R]
+    least_s: float
 
     def seconds(self, drafts: Ints) -> float:
         own = self.context_s + float(self.draft_s @ drafts)
-        return float(self.stairs[drafts.sum()] + self.drafting[drafts.max()]) + own
+        return max(self.least_s, float(self.stairs[drafts.sum()] + self.drafting[drafts.max()]) + own)
 
     def tokens(self, drafts: Ints) -> float:
         return len(drafts) + float(self.survival[np.arange(self.survival.shape[1]) < drafts[:, None]].sum())
 
 
 def choose(
-    survival: Floats, limits: Ints, contexts: Ints, seen: Floats, costs: StepCosts, credit_s: float = 0.0
+    survival: Floats, limits: Ints, contexts: Ints, seen: Floats, costs: StepCosts, credit_s: float = 0.0,
+    least_s: float = 0.0,
 ) -> Choice:
     """Drafts for each of R rows, one at least.
 
     survival: [R, K], the chance that draft k and all before it are accepted, not rising with k. limits: [R], the most drafts of
     each. contexts: [R] tokens before each. seen: [R], how well each row's acceptance is known (`Acceptance.seen`).
-    credit_s: of the choice before.
+    credit_s: of the choice before. least_s: what the host takes for a step, for which the device waits.
     """
     rows, most = survival.shape
     context_s, draft_s = costs.beside(contexts.astype(np.float64))
     limits = np.minimum(limits, most)
-    given = _Rows(survival, limits, costs.stairs(rows), costs.drafting(rows, most), context_s, draft_s)
+    given = _Rows(survival, limits, costs.stairs(rows), costs.drafting(rows, most), context_s, draft_s, least_s)
     plain_s = given.seconds(np.zeros(rows, dtype=np.int64))
     drafts = _best(given)
     earned_s = given.seconds(drafts)
     credit_s = min(credit_s + TRIED_SHARE * earned_s, _MOST_CREDIT * earned_s)
     tries = _tries(given, drafts, seen)
     behind_s = costs.behind(rows, int(drafts.sum()), int(tries.sum()))  # tries are in one step, and that behind it has none
-    cost_s = given.seconds(drafts + tries) - earned_s + behind_s
-    if cost_s <= credit_s:
+    cost_s = max(given.seconds(drafts + tries) - earned_s + behind_s, _LEAST_TRY * earned_s)
+    if tries.any() and cost_s <= credit_s:
         drafts, credit_s = drafts + tries, credit_s - cost_s
     else:
         tries = np.zeros_like(tries)
@@ -120,7 +126,7 @@ def _best_at(given: _Rows, price: float) -> tuple[Ints, float]:
         if len(fits) == 0:
             continue
         seconds = given.stairs[1 : len(fits) + 1] + (given.context_s + given.drafting[depth]) + np.cumsum(own_s[fits])
-        rates = (rows + np.cumsum(chance[fits])) / seconds
+        rates = (rows + np.cumsum(chance[fits])) / np.maximum(seconds, given.least_s)
         count = int(rates.argmax()) + 1
         if rates[count - 1] > best_rate:
             best, best_rate = np.bincount(row[fits[:count]], minlength=rows), float(rates[count - 1])
