@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def lab_model() -> Path:
     """The lab model's directory; its DFlash2 drafter is the folder `drafter` of it. Raises CheckpointError if it is missing."""
     return lab_model_path()
+
+
+@pytest.fixture()
+def one_thread() -> Iterator[None]:
+    """For a tiny model a second thread costs more than it gives, most of all beside a server or other tests."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.tiny import make_tiny_checkpoint
 
@@ -20,6 +19,8 @@ from headrace.llm import LLM
 from headrace.scheduler.drafter import Drafter
 from headrace.types import Request, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAGE, AT_ONCE, ANSWER = 8, 4, 4
 LENGTHS = range(1, 3 * PAGE + 1)
 """Tokens of a prompt beyond what it shares."""
@@ -29,14 +30,6 @@ KINDS = (
     SamplingParams(temperature=0), SamplingParams(temperature=0, presence_penalty=0.6), SamplingParams(top_k=20, top_p=0.9),
     SamplingParams(temperature=0.8, min_p=0.05),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=["hybrid", "attention", "windows"])

@@ -7,14 +7,12 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
 from tests.engine.test_prefix_cache import CASES, CHUNKS, SETTINGS, Case
 from tests.support.server_process import ServerProcess
 from tests.support.tiny import make_tiny_checkpoint
@@ -32,12 +30,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def small_blocks(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "MOST_BLOCK_PAGES", 2)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=MODELS)

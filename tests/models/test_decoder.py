@@ -17,15 +17,9 @@ from torch import nn
 from headrace.models import MODELS, declaration_for
 from headrace.models.decoder import Decoder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUICK_SEEDS, LONG_SEEDS = range(5), range(5, 65)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(model_type: str, fields: Mapping[str, Any], seed: int, dtype: torch.dtype) -> tuple[Decoder, nn.Module]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from tests.support.tiny import make_tiny_checkpoint
 from headrace import LLM, Completion, SamplingParams
 from headrace.runner.runner import PromptScores, Runner
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = 12
 CONTEXT = 200
 
@@ -22,14 +23,6 @@ CONTEXT = 200
 @pytest.fixture(scope="module", params=["qwen3_5_text", "qwen3", "llama"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.mktemp(request.param) / "model", request.param, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_requests(vocab_size: int) -> tuple[list[list[int]], list[SamplingParams]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,8 @@ from headrace.bench.teacher import Teacher
 from headrace.config import EngineConfig
 from headrace.engine.model_source import find_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STATES = ("fp16", "fp32")
 LEAST_SHARE, MOST_ERROR = 1e-3, 0.05
 GROWTH = 1.25
@@ -28,14 +29,6 @@ GPU_SHAPE = {
     "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "max_position_embeddings": 32768,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

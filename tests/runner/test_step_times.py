@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runner.test_drafts import answers, build, compute_what_is_captured, make_requests, one_thread, replays
+from tests.runner.test_drafts import answers, build, compute_what_is_captured, make_requests, replays
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace.runner.step_times import StepTimes
 from headrace.speculate.pace import MeasuredPace
 
-__all__ = ["one_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SETTINGS: dict[str, object] = {"max_seqs": 5, "chunk_tokens": 64, "page_tokens": 4, "loop": "overlapped"}
 
 

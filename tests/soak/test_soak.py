@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
 from tests.support.server_process import ServerProcess
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace import LLM, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONTEXT = 300
 USERS = 24
@@ -150,15 +151,6 @@ async def soak(tmp_path: Path, count: int, seed: int, compared: int) -> dict[str
     assert all(job.finish_reason is not None for job in jobs if job.leaves_after is None), "an answer was lost"
     check_against_alone(model, random.Random(seed).sample(jobs, compared))
     return found
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For a tiny model a second thread costs more than it gives, most of all beside a server."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 async def test_a_tenth_of_the_soak(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.support.tiny import make_tiny_checkpoint
 from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 
@@ -25,16 +24,10 @@ from headrace.speculate.drafter import Asked, Proposal
 from headrace.speculate.pace import FixedPace
 from headrace.types import Request, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCABULARY, BLOCK, WINDOW = 24, 5, 20
 CONFIG = EngineConfig(device="cpu", dtype="float64", context=160, max_seqs=4, page_tokens=4, chunk_tokens=18)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

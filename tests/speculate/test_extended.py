@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from tests.speculate.test_lookup_engine import requests
-from tests.speculate.test_mtp_engine import engine, generate, hybrid, one_thread
+from tests.speculate.test_mtp_engine import engine, generate, hybrid
 
 from headrace.errors import ConfigError
 from headrace.speculate.device_lookup import DeviceLookup
 from headrace.speculate.extended import Extended
 from headrace.speculate.pace import FixedPace
 
-__all__ = ["hybrid", "one_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+__all__ = ["hybrid"]
 
 
 @pytest.mark.parametrize("loop", ["plain", "overlapped"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from headrace.runner.copies import take_in
 from headrace.scheduler.drafter import Drafter
 from headrace.speculate.lookup import LookupDrafter
 from headrace.types import EngineStats, Request, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +57,6 @@ def generate(path: Path, speculate: str, loop: str, drafter: Drafter | None = No
     stats = core.stats()
     assert [sum(counts) for counts in zip(*told.values(), strict=True)] == [sum(stats.drafted), sum(stats.accepted)]
     return dict(found), stats
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("loop", ["plain", "overlapped"])

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from tests.support.compressed import Scheme, compress
 from tests.support.tiny import make_tiny_checkpoint
@@ -27,6 +26,8 @@ from headrace.speculate.drafter import Asked, Proposal
 from headrace.speculate.pace import FixedPace, Pace
 from headrace.types import EngineStats, Request, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAGE = 4
 Tokens = dict[str, list[int]]
 
@@ -34,14 +35,6 @@ Tokens = dict[str, list[int]]
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.mktemp("hybrid") / "model", "qwen3_5_text", seed=6, mtp=True)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def engine(path: Path, drafts: int, pace: Pace | None = None, **settings: Any) -> BuiltEngine:
