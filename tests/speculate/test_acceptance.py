@@ -136,3 +136,18 @@ def test_chance_alone_is_no_change() -> None:
         estimates.observe(slots, np.ones(50, dtype=np.int64), (rng.random(50) < chances).astype(np.int64))
         if step > 1000:
             assert (estimates.seen(slots) > 100).mean() > 0.9
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 2**31), st.integers(1, 12))
+def test_several_steps_at_once_are_one_behind_the_other(seed: int, count: int) -> None:
+    rng, at_once, in_turn = np.random.default_rng(seed), Acceptance(6, POSITIONS), Acceptance(6, POSITIONS)
+    slots, drafted, accepted = [], [], []
+    for _ in range(count):
+        slots.append(rng.permutation(6)[: rng.integers(1, 7)])
+        drafted.append(rng.integers(0, POSITIONS + 1, len(slots[-1])))
+        accepted.append(rng.integers(0, drafted[-1] + 1))
+        in_turn.observe(slots[-1], drafted[-1], accepted[-1])
+    at_once.observe(*(np.concatenate(part) for part in (slots, drafted, accepted)), [len(step) for step in slots])
+    assert at_once.survival(np.arange(6)) == pytest.approx(in_turn.survival(np.arange(6)), rel=1e-9)
+    assert at_once.seen(np.arange(6)) == pytest.approx(in_turn.seen(np.arange(6)), rel=1e-9)

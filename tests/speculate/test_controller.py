@@ -21,16 +21,18 @@ FLAT = StepCosts({1: {1: 1.0, 2: 1.1, 4: 1.3, 8: 2.0}, 4: {4: 1.0, 8: 1.5, 16: 2
 
 def decide(
     survival: list[list[float]], costs: StepCosts = FLAT, *, limits: list[int] | None = None,
-    contexts: list[int] | None = None, seen: list[float] | None = None, credit_s: float = 0.0,
+    contexts: list[int] | None = None, seen: list[float] | None = None, credit_s: float = 0.0, least_s: float = 0.0,
 ) -> Choice:
     rows, most = len(survival), len(survival[0])
     return choose(
         np.array(survival), np.array(limits or [most] * rows), np.array(contexts or [0] * rows),
-        np.array(seen or [0.0] * rows), costs, credit_s,
+        np.array(seen or [0.0] * rows), costs, credit_s, least_s,
     )
 
 
-def rate(survival: list[list[float]], drafts: tuple[int, ...], costs: StepCosts, contexts: list[int]) -> float:
+def rate(
+    survival: list[list[float]], drafts: tuple[int, ...], costs: StepCosts, contexts: list[int], least_s: float = 0.0
+) -> float:
     """Tokens a second, written down anew."""
     rows = len(survival)
     size = min(size for size in costs.steps if size >= rows)
@@ -42,7 +44,8 @@ def rate(survival: list[list[float]], drafts: tuple[int, ...], costs: StepCosts,
         seconds += costs.drafter[size][deepest - 1]
     for context, count in zip(contexts, drafts, strict=True):
         seconds += max(0, context - costs.context) * (costs.context_s + costs.draft_context_s * count)
-    return (rows + sum(sum(chances[:count]) for chances, count in zip(survival, drafts, strict=True))) / seconds
+    tokens = rows + sum(sum(chances[:count]) for chances, count in zip(survival, drafts, strict=True))
+    return tokens / max(seconds, least_s)
 
 
 @st.composite
@@ -64,20 +67,21 @@ def cases(draw: st.DrawFn) -> tuple[list[list[float]], StepCosts, list[int], lis
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(cases())
-def test_no_choice_is_better(case: tuple[list[list[float]], StepCosts, list[int], list[int]]) -> None:
+@given(cases(), st.floats(0.5, 3.0))
+def test_no_choice_is_better(case: tuple[list[list[float]], StepCosts, list[int], list[int]], host_s: float) -> None:
     survival, costs, limits, contexts = case
-    choice = decide(survival, costs, limits=limits, contexts=contexts, credit_s=-math.inf)
+    least_s = 0.0 if costs.draft_context_s else host_s
+    choice = decide(survival, costs, limits=limits, contexts=contexts, credit_s=-math.inf, least_s=least_s)
     size = min(size for size in costs.steps if size >= len(survival))
     room = max(costs.steps[size]) - size
     possible = [d for d in itertools.product(*(range(limit + 1) for limit in limits)) if sum(d) <= room]
     assert choice.drafts in possible and choice.tried == 0
-    best = max(rate(survival, drafts, costs, contexts) for drafts in possible)
-    plain = rate(survival, (0,) * len(survival), costs, contexts)
+    best = max(rate(survival, drafts, costs, contexts, least_s) for drafts in possible)
+    plain = rate(survival, (0,) * len(survival), costs, contexts, least_s)
     if best < (1 + LEAST_GAIN) * plain:
         assert not any(choice.drafts)
         best = plain
-    assert rate(survival, choice.drafts, costs, contexts) == pytest.approx(best, rel=1e-9)
+    assert rate(survival, choice.drafts, costs, contexts, least_s) == pytest.approx(best, rel=1e-9)
     assert choice.tokens / choice.seconds == pytest.approx(best, rel=1e-9)
     assert choice.gain == pytest.approx(best / plain - 1, abs=1e-9) and choice.gain >= -1e-12
 

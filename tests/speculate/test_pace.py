@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
 
+from headrace.speculate import pace as pace_module
+from headrace.speculate.controller import Choice, choose
 from headrace.speculate.costs import StepCosts
 from headrace.speculate.pace import FixedPace, MeasuredPace
 
@@ -52,3 +55,50 @@ def test_drafts_that_do_not_pay_are_said_to_once(caplog: pytest.LogCaptureFixtur
             costly.observe([0, 1], [1, 1], [0, 0])
     (record,) = caplog.records
     assert "0 % of the first ones are accepted, 22 % would have to be" in record.getMessage()
+
+
+class SlowHost:
+    """A clock, and a pace whose choices it counts: every step takes so many times what the device does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: float) -> None:
+        self.now_s, self.choices, self._slower = 0.0, list[Choice](), slower
+        monkeypatch.setattr(pace_module, "choose", self._choose)
+        self.pace = MeasuredPace(4, 7, FAST, lambda: self.now_s)
+
+    def _choose(self, *given: Any) -> Choice:
+        self.choices.append(choose(*given))
+        return self.choices[-1]
+
+    def steps(self, count: int, chances: list[float], limits: list[int] | None = None) -> list[tuple[int, ...]]:
+        found, rng, slots = [], np.random.default_rng(3), list(range(len(chances)))
+        for _ in range(count):
+            found.append(self.pace.choose(slots, limits or [7] * len(slots), [0] * len(slots)))
+            self.now_s += self._slower * 1e-3
+            fell = np.cumprod(rng.random((len(slots), 7)) < np.array(chances)[:, None], axis=1).sum(1)
+            self.pace.observe(slots, found[-1], np.minimum(fell, found[-1]).tolist())
+        return found
+
+
+FAST = StepCosts({2: {2: 1e-3, 4: 1.2e-3, 8: 1.5e-3, 16: 2e-3}}, {2: tuple(2e-5 * k for k in range(1, 8))})
+
+
+def test_a_choice_stays_where_steps_wait_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowHost(monkeypatch, 2.5)
+    chosen = slow.steps(200, [0.8, 0.0])
+    assert len(slow.choices) < 60 and slow.pace.gain > 0.5
+    assert chosen[-1][0] == 7  # the device has the time: 2.14 of 2.5 ms
+    before = len(slow.choices)
+    slow.pace.begin(1)
+    slow.steps(1, [0.8, 0.8])
+    assert len(slow.choices) == before + 1
+    keeps_up = SlowHost(monkeypatch, 1.0)
+    keeps_up.steps(200, [0.8, 0.0])
+    assert len(keeps_up.choices) == 200
+
+
+def test_drafts_that_a_row_comes_to_have_are_chosen_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowHost(monkeypatch, 2.5)
+    slow.steps(100, [0.8, 0.8])
+    assert all(drafts == (0, 0) for drafts in slow.steps(40, [0.8, 0.8], [0, 0]))
+    before = len(slow.choices)
+    assert all(min(drafts) > 3 for drafts in slow.steps(3, [0.8, 0.8])) and len(slow.choices) <= before + 1

@@ -90,16 +90,17 @@ def expected(
     """Tokens a second as the costs have it, by the controller over a coin of its own if drafts are None."""
     rows, coin = len(chances), np.random.default_rng(0)
     chance, depths = np.array(chances)[:, None], np.arange(1, most + 1)
-    pace: Pace = MeasuredPace(rows, most, costs) if drafts is None else FixedPace(most, drafts)
-    slots, limits, contexts = range(rows), [most] * rows, [costs.context] * rows
-    tokens, seconds, before = 0.0, 0.0, 0
+    passed_s = tokens = seconds = 0.0
+    pace: Pace = MeasuredPace(rows, most, costs, lambda: passed_s) if drafts is None else FixedPace(most, drafts)
+    slots, limits, contexts, before = range(rows), [most] * rows, [costs.context] * rows, 0
     for step in range(learning + steps):
         counts = np.array(pace.choose(slots, limits, contexts))
         accepted = np.minimum(counts, np.cumprod(coin.random((rows, most)) < chance, axis=1).sum(1))
         pace.observe(slots, counts.tolist(), accepted.tolist())
+        step_s = float(costs.stairs(rows)[counts.sum()] + costs.drafting(rows, most)[counts.max()])
+        step_s += costs.behind(rows, int(counts.sum()), before)
+        passed_s, before = passed_s + step_s, int(counts.sum())
         if step >= learning:
             tokens += rows + float((chance**depths)[depths <= counts[:, None]].sum())
-            seconds += float(costs.stairs(rows)[counts.sum()] + costs.drafting(rows, most)[counts.max()])
-            seconds += costs.behind(rows, int(counts.sum()), before)
-        before = int(counts.sum())
+            seconds += step_s
     return tokens / seconds

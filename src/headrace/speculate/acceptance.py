@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ _FEWEST = 0.5
 _SUREST = 0.99
 _LATEST = 12
 """First drafts that are looked at for a change."""
+_FADE = 1 - 1 / _LATEST
 _SURPRISE = 3.0
 
 
@@ -49,19 +52,46 @@ class Acceptance:
         self._tried[slot] = self._accepted[slot] = 0
         self._latest[slot] = 0
 
-    def observe(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
-        """A step's rows are verified: [R] slots, how many drafts each had, how many were accepted."""
+    def observe(self, slots: Ints, drafted: Ints, accepted: Ints, sizes: Sequence[int] | None = None) -> None:
+        """Rows are verified: [N] slots, how many drafts each had, how many were accepted. sizes: how many of them are each
+        step's, for several steps one behind the other; None is one step.
+        """
         position = np.arange(self._tried.shape[1])
-        tried = _with_sum(position < np.minimum(drafted, accepted + 1)[:, None])  # [R + 1, K]
-        taken = _with_sum(position < accepted[:, None])
-        rows = np.append(slots, len(self._tried) - 1)
+        tried = (position < np.minimum(drafted, accepted + 1)[:, None]).astype(np.float64)  # [N, K]
+        taken = (position < accepted[:, None]).astype(np.float64)
+        rows = self._observe_slots(slots, tried, taken)
+        starts = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) if sizes else np.zeros(1, dtype=np.int64)
+        self._observe_all(np.add.reduceat(tried, starts), np.add.reduceat(taken, starts))
+        self._forget_before_changes(np.append(rows, len(self._tried) - 1))
+
+    def _observe_slots(self, slots: Ints, tried: Floats, taken: Floats) -> Ints:
+        """Of every slot its own rows, in their order. Returns the slots, each once."""
+        order = np.argsort(slots, kind="stable")
+        slots, tried, taken = slots[order], tried[order], taken[order]
+        starts = np.flatnonzero(np.append(True, slots[1:] != slots[:-1]))
+        ends = np.append(starts[1:], len(slots))
+        rows, counts = slots[starts], ends - starts
+        kept = (self._keep ** (np.repeat(ends, counts) - 1 - np.arange(len(slots))))[:, None]
+        whole = (self._keep**counts)[:, None]
+        self._tried[rows] = self._tried[rows] * whole + np.add.reduceat(tried * kept, starts)
+        self._accepted[rows] = self._accepted[rows] * whole + np.add.reduceat(taken * kept, starts)
         first = np.stack([tried[:, 0], taken[:, 0]], axis=1)
-        self._latest[rows] = self._latest[rows] * (1 - 1 / _LATEST) ** first[:, :1] + first
-        kept = np.full_like(tried, self._keep)
-        kept[-1, tried[-1] == 0] = self._keep_idle
-        self._tried[rows] = self._tried[rows] * kept + tried
-        self._accepted[rows] = self._accepted[rows] * kept + taken
-        self._forget_before_changes(rows)
+        passed = np.cumsum(first[:, 0])
+        behind = np.repeat(passed[ends - 1], counts) - passed  # first drafts of the slot that came later
+        sums = np.add.reduceat(first * (_FADE**behind)[:, None], starts)
+        self._latest[rows] = self._latest[rows] * (_FADE ** np.add.reduceat(first[:, 0], starts))[:, None] + sums
+        return rows
+
+    def _observe_all(self, tried: Floats, taken: Floats) -> None:
+        """[steps, K]: of all rows of each step."""
+        kept = np.where(tried > 0, self._keep, self._keep_idle)
+        since = np.cumprod(kept[::-1], axis=0)[::-1]  # from each step on
+        behind = np.append(since[1:], np.ones_like(since[:1]), axis=0)
+        self._tried[-1] = self._tried[-1] * since[0] + (tried * behind).sum(0)
+        self._accepted[-1] = self._accepted[-1] * since[0] + (taken * behind).sum(0)
+        first = np.stack([tried[:, 0], taken[:, 0]], axis=1)
+        later = np.sum(first[:, 0]) - np.cumsum(first[:, 0])
+        self._latest[-1] = self._latest[-1] * _FADE ** first[:, 0].sum() + (first * (_FADE**later)[:, None]).sum(0)
 
     def survival(self, slots: Ints) -> Floats:
         """[R, K]: the chance that a draft and all before it are accepted. Never rises with the position."""
@@ -121,8 +151,3 @@ class Acceptance:
         if between <= mean * (1 - mean) / (1 + _MOST):
             return _MOST
         return max(_LEAST, float(mean * (1 - mean) / between - 1))
-
-
-def _with_sum(rows: NDArray[np.bool_]) -> Floats:
-    """[R, K] -> [R + 1, K]: the last is the sum of the others."""
-    return np.concatenate([rows, rows.sum(0, keepdims=True)]).astype(np.float64)

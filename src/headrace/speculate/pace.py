@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from headrace.speculate.acceptance import Acceptance
-from headrace.speculate.controller import Choice, choose
+from headrace.speculate.controller import TRIED_SHARE, Choice, choose
 from headrace.speculate.costs import StepCosts
+from headrace.speculate.loop_time import LoopTime
 
+_KEPT_S = 0.025
+"""How long a choice stays where choosing is what steps wait for: a new one takes the host a quarter of a millisecond."""
 _JUDGED = 400
 """First drafts that have been tried when it is said that they do not pay."""
 _LOG = logging.getLogger("headrace")
@@ -58,34 +62,76 @@ class FixedPace:
 
 
 class MeasuredPace:
-    """`speculate.controller` over measured costs, and the acceptance of `slots` slots' drafts."""
+    """`speculate.controller` over measured costs, and the acceptance of `slots` slots' drafts.
 
-    def __init__(self, slots: int, most: int, costs: StepCosts) -> None:
+    Where the host does not keep up with the device (`loop_time`), drafts cost what the device has time for, and choosing is
+    what steps wait for: a choice stays for a while, but for new sequences, and is made for all drafts that rows may come to
+    have. What is accepted meanwhile is taken into account with the next choice.
+    """
+
+    def __init__(
+        self, slots: int, most: int, costs: StepCosts, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.most, self.chosen, self.gain = most, 0, 0.0
-        self._costs, self._acceptance = costs, Acceptance(slots, most)
+        self._costs, self._acceptance, self._clock = costs, Acceptance(slots, most), clock
         self._credit_s, self._tried, self._taken, self._judged = 0.0, 0, 0, False
+        self._news: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []  # slots, drafted, accepted of steps
+        self._loop, self._began_s, self._device_s = LoopTime(), 0.0, 0.0
+        self._kept: dict[int, int] = {}  # drafts by slot
+        self._kept_steps, self._earned_s = 0, 0.0
 
     def begin(self, slot: int) -> None:
+        self._learn()
         self._acceptance.begin(slot)
+        self._kept.pop(slot, None)
 
     def choose(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
-        rows, acceptance = np.array(slots, dtype=np.int64), self._acceptance
-        found: Choice = choose(
-            acceptance.survival(rows), np.array(limits, dtype=np.int64), np.array(contexts, dtype=np.int64),
-            acceptance.seen(rows), self._costs, self._credit_s,
-        )
-        self._credit_s, self.gain, self.chosen = found.credit_s, found.gain, sum(found.drafts)
-        return found.drafts
+        now_s = self._clock()
+        self._loop.note(now_s - self._began_s, self._device_s)
+        self._began_s = now_s
+        if self._kept_steps > 0 and all(slot in self._kept for slot in slots):
+            self._kept_steps -= 1
+            self._credit_s += self._earned_s
+            found = tuple(min(self._kept[slot], limit) for slot, limit in zip(slots, limits, strict=True))
+        else:
+            found = self._anew(slots, limits, contexts)
+        self.chosen = sum(found)
+        return found
 
     def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
         if not slots:
             return
-        given, kept = np.array(drafted, dtype=np.int64), np.array(accepted, dtype=np.int64)
-        self._acceptance.observe(np.array(slots, dtype=np.int64), given, kept)
-        self._tried += int((given > 0).sum())
-        self._taken += int((kept > 0).sum())
-        if not self._judged and self._tried >= _JUDGED:
-            self._judge()
+        self._news.append((slots, drafted, accepted))
+        if not self._judged:
+            self._tried += sum(1 for count in drafted if count)
+            self._taken += sum(1 for count in accepted if count)
+            if self._tried >= _JUDGED:
+                self._judge()
+
+    def _anew(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
+        self._learn()
+        least_s = self._loop.least_s
+        rows, may = np.array(slots, dtype=np.int64), np.array([self.most] * len(slots) if least_s else limits, dtype=np.int64)
+        choice: Choice = choose(
+            self._acceptance.survival(rows), may, np.array(contexts, dtype=np.int64), self._acceptance.seen(rows), self._costs,
+            self._credit_s, least_s,
+        )
+        self._credit_s, self.gain = choice.credit_s, choice.gain
+        drafting = self._costs.drafting(len(slots), self.most)[max(choice.drafts)]
+        self._device_s = float(self._costs.stairs(len(slots))[sum(choice.drafts)] + drafting)
+        self._kept = dict(zip(slots, choice.drafts, strict=True))
+        # A try is for one step.
+        self._kept_steps = int(_KEPT_S / choice.seconds) if least_s > self._device_s and not choice.tried else 0
+        self._earned_s = TRIED_SHARE * choice.seconds
+        return tuple(min(count, limit) for count, limit in zip(choice.drafts, limits, strict=True))
+
+    def _learn(self) -> None:
+        """Take in what was observed since the last choice."""
+        if not self._news:
+            return
+        slots, drafted, accepted = (np.concatenate(part, dtype=np.int64) for part in zip(*self._news, strict=True))
+        self._acceptance.observe(slots, drafted, accepted, [len(step[0]) for step in self._news])
+        self._news = []
 
     def _judge(self) -> None:
         """Say it, once, where the first of a lone row's drafts are accepted more seldom than they cost."""
