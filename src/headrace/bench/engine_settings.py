@@ -19,7 +19,7 @@ def engine_setting(name: str, help: str = "") -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class ModelSettings:
     """Which model, and how it runs. A benchmark's `Settings` add their own."""
 
     model: str | None = setting(
@@ -28,8 +28,6 @@ class EngineSettings:
     random_weights: str | None = engine_setting("random_weights")
     device: str = engine_setting("device")
     dtype: str = engine_setting("dtype")
-    kv_dtype: str = engine_setting("kv_dtype")
-    state_dtype: str = engine_setting("state_dtype")
     loop: str = engine_setting("loop")
     graphs: str = engine_setting("graphs")
 
@@ -37,3 +35,11 @@ class EngineSettings:
         """What is given of the engine's settings: those that were made by `engine_setting`."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.metadata.get("engine")}
         return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings(ModelSettings):
+    """With one type of what is cached."""
+
+    kv_dtype: str = engine_setting("kv_dtype")
+    state_dtype: str = engine_setting("state_dtype")

@@ -184,17 +184,23 @@ LARGE: list[tuple[Any, ...]] = [  # outputs, inputs, group, zeros, type of x, of
 ]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16, 17, 33, 65, 129, 300, 1100])
-@pytest.mark.parametrize("shape", LARGE, ids=str)
-def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> None:  # noqa: F811
+def product_on_gpu(shape: tuple[Any, ...], rows: int) -> tuple[Any, ...]:
+    """x, a tiled weight with its scales and zeros, and their product in float32."""
     outputs, inputs, group, zeros, dtype, scale_dtype = shape
     case = cases.Case("", rows, outputs, inputs, group, zeros, True, scale=scale_dtype)
     packed, scale, zero = (None if t is None else t.cuda() for t in cases.weight(case, torch.Generator().manual_seed(rows)))
     x = torch.randn(rows, inputs, dtype=dtype, generator=torch.Generator().manual_seed(rows)).cuda()
     expected = x.float() @ reference.dequantized(packed, scale, zero, dtype=torch.float32).T
     tile_(packed, scale, zero)
-    agree((low_bit_linear(x, packed, scale, zero, tiled=True),), (expected,), dtype)
+    return x, packed, scale, zero, expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16, 17, 33, 65, 129, 300, 1100])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poisoned: None) -> None:  # noqa: F811
+    x, packed, scale, zero, expected = product_on_gpu(shape, rows)
+    agree((low_bit_linear(x, packed, scale, zero, tiled=True),), (expected,), x.dtype)
 
 
 @pytest.mark.gpu
@@ -202,17 +208,12 @@ def test_every_number_of_rows_on_a_gpu(shape: tuple[Any, ...], rows: int, poison
 @pytest.mark.parametrize("shape", [*LARGE, (34_816, 512, 128, False, torch.bfloat16, torch.bfloat16)], ids=str)
 def test_kernel_without_wgmma_on_a_gpu(shape: tuple[Any, ...], rows: int) -> None:
     """On any card: right, and the same bits in a graph, in which sums pass from block to block."""
-    outputs, inputs, group, zeros, dtype, scale_dtype = shape
-    case = cases.Case("", rows, outputs, inputs, group, zeros, True, scale=scale_dtype)
-    packed, scale, zero = (None if t is None else t.cuda() for t in cases.weight(case, torch.Generator().manual_seed(rows)))
-    x = torch.randn(rows, inputs, dtype=dtype, generator=torch.Generator().manual_seed(rows)).cuda()
-    expected = x.float() @ reference.dequantized(packed, scale, zero, dtype=torch.float32).T
-    tile_(packed, scale, zero)
-    made = [torch.full((rows, outputs), float("nan"), dtype=dtype, device="cuda") for _ in range(8)]
+    x, packed, scale, zero, expected = product_on_gpu(shape, rows)
+    made = [torch.full_like(expected, float("nan"), dtype=x.dtype) for _ in range(8)]
     for card in (CARDS[0], cuda.card(x.device)):
         form = tile_forms.ampere_rows_form(rows, cuda.formats_of(x, packed, scale, zero), card)
         cuda.ampere_rows(x, packed, scale, zero, made[0], form)
-        agree((made[0],), (expected,), dtype)
+        agree((made[0],), (expected,), x.dtype)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for y in made[1:]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.bench.engine_settings import engine_setting
+from headrace.bench.engine_settings import ModelSettings, engine_setting
 from headrace.bench.perplexity import Losses, Measured, Types, losses_table
 from headrace.bench.teacher import Teacher
 from headrace.bench.token_texts import cut, read_tokens
@@ -30,17 +30,9 @@ _TYPES = ("bf16/fp32", "bf16/fp16", "fp16/fp32", "int8/fp32", "fp8/fp32", "int8/
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(ModelSettings):
     """Options of `headrace bench quality`."""
 
-    model: str | None = setting(
-        None, "A Hugging Face directory, a GGUF file, or lab, the lab model; the demo model if not given.", metavar="MODEL"
-    )
-    random_weights: str | None = engine_setting("random_weights")
-    device: str = engine_setting("device")
-    dtype: str = engine_setting("dtype")
-    loop: str = engine_setting("loop")
-    graphs: str = engine_setting("graphs")
     cache_bytes: int | None = engine_setting("cache_bytes")
     text: tuple[str, ...] = setting(
         (), "Texts, of which in turn as much is taken: token ids in an .npy file, or text for the model's tokenizer.",
