@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.answered import answered
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout, cache_groups
@@ -284,17 +285,12 @@ def count_prompts(runner: Any) -> list[int]:
 def generate(runner: Runner, depth: int) -> dict[str, list[int]]:
     core = EngineCore(Scheduler(runner.layout, chunk_tokens=128), runner, depth=depth)
     generator = torch.Generator().manual_seed(3)
-    outputs: dict[str, list[int]] = {}
+    requests = []
     for number in range(40):
         length = int(torch.randint(1, 200, (1,), generator=generator))
         prompt = tuple(torch.randint(0, 1000, (length,), generator=generator).tolist())
         params = SamplingParams(temperature=0.0 if number % 2 else 1.0, top_k=20 if number % 4 else 0, top_p=0.95)
-        request = Request(f"r{number}", prompt, params, number, 5 + number, eos_ids=(1, 2, 3))
-        outputs[request.id] = []
-        core.add(request)
-    while core.has_work:
-        for event in core.step():
-            assert event.finish_reason != "error", event.error
-            outputs[event.request].extend(event.tokens)
+        requests.append(Request(f"r{number}", prompt, params, number, 5 + number, eos_ids=(1, 2, 3)))
+    outputs = answered(core, requests)
     core.close()
     return outputs

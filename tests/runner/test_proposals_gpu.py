@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runner.test_graphs_gpu import CONFIG, CONTEXT, PAGE_TOKENS, PAGES, SLOTS
+from tests.support.answered import answered
 
 from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.engine.core import EngineCore
@@ -39,21 +40,15 @@ def make_runner(*, drafts: int, graphs: bool) -> Runner:
 def generate(runner: Runner, depth: int, pace: Pace | None) -> tuple[dict[str, list[int]], EngineStats]:
     """Prompts that repeat a phrase, and every second answer too, drawn in every way."""
     core = EngineCore(Scheduler(runner.layout, chunk_tokens=128, pace=pace), runner, depth=depth)
-    outputs: dict[str, list[int]] = {}
+    requests = []
     for number in range(30):
         phrase = [(7 * number + 3 * at) % 900 + 5 for at in range(9)]
         params = SamplingParams(
             temperature=float(number % 3 == 0), top_k=20, logit_bias=dict.fromkeys(phrase[:1], 100.0) if number % 2 else {},
             frequency_penalty=0.1 * (number % 5 == 0),
         )
-        request = Request(f"r{number}", tuple(phrase * 3), params, number, 20 + number)
-        outputs[request.id] = []
-        core.add(request)
-    while core.has_work:
-        for event in core.step():
-            assert event.finish_reason != "error", event.error
-            outputs[event.request].extend(event.tokens)
-    return outputs, core.stats()
+        requests.append(Request(f"r{number}", tuple(phrase * 3), params, number, 20 + number))
+    return answered(core, requests), core.stats()
 
 
 @pytest.mark.parametrize(("depth", "graphs"), [(1, True), (2, True), (2, False)])
