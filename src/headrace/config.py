@@ -85,7 +85,9 @@ class EngineConfig:
     )
     speculate: str = setting(
         "auto", "What drafts tokens that a step then verifies: lookup takes them from the sequence itself, mtp has the "
-        "checkpoint's multi-token head make them, dflash a drafter of its own. auto is off so far, but with a drafter.",
+        "checkpoint's multi-token head make them, dflash a drafter of its own. auto is the drafter that is given or that the "
+        "checkpoint brings along, on a GPU, with as many drafts as cost neither context nor users that were asked for; "
+        "otherwise off.",
         choices=SPECULATE
     )
     draft_tokens: int | None = setting(

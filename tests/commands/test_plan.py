@@ -52,7 +52,7 @@ def test_the_published_model_has_its_published_size() -> None:
     assert weights(answer) == answer["stored_bytes"] == 55_562_855_904
     assert line(answer, "weights mtp") // 2 == 424_699_392
     assert line(answer, "weights vision") // 2 == 460_730_096
-    alone = plan("qwen3.8-27b --gpu h200 --vision off")
+    alone = plan("qwen3.8-27b --gpu h200 --vision off --speculate off")
     assert weights(alone) == line(alone, "weights") == 55_562_855_904 - 2 * (424_699_392 + 460_730_096)
 
 
@@ -79,7 +79,7 @@ def test_a_token_of_the_target_costs_its_keys_and_values(settings: str, kv: int)
 
 @pytest.mark.parametrize(("state", "count_bytes"), [("fp32", 153_944_064), ("fp16", 78_446_592)])
 def test_a_sequence_costs_its_state(state: str, count_bytes: int) -> None:
-    answer = plan(f"qwen3.8-27b --gpu h200 --state-dtype {state}")
+    answer = plan(f"qwen3.8-27b --gpu h200 --state-dtype {state} --speculate off")
     assert answer["state_bytes_per_sequence"] == answer["checkpoint_bytes"] == count_bytes
 
 
@@ -136,7 +136,7 @@ def test_logits_are_bounded() -> None:
 
 
 def test_checkpoints_are_out_of_the_caches_bytes() -> None:
-    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --cache-bytes 4000000000 --users 2"
+    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --cache-bytes 4000000000 --users 2 --speculate off"
     without = plan(f"{settings} --prefix-cache off")
     assert "gpu checkpoints" not in {line["name"] for line in without["lines"]}
     kept = plan(f"{settings} --gpu-checkpoint-bytes 500000000 --ssd-cache /tmp/x")
@@ -148,12 +148,12 @@ def test_checkpoints_are_out_of_the_caches_bytes() -> None:
 
 def test_checkpoints_that_are_not_asked_for() -> None:
     """An eighth of the cache, but not of the context that is asked for; as many as sequences at most, but some for one."""
-    settings = "qwen3.8-27b:w4a16 --gpu h200 --cache-bytes 4000000000 --users 1"
+    settings = "qwen3.8-27b:w4a16 --gpu h200 --speculate off --cache-bytes 4000000000 --users 1"
     assert line(plan(settings), "gpu checkpoints") == 500_000_000 // 78_446_592 * 78_446_592
     most = (4_000_000_000 - 2 * 78_446_592) // 65_536 - 16
     assert line(plan(f"{settings} --context {most}"), "gpu checkpoints") == 78_446_592
-    assert line(plan("qwen3.8-27b:w4a16 --gpu h200 --users 1"), "gpu checkpoints") == 8 * 78_446_592
-    assert line(plan("qwen3.8-27b:w4a16 --gpu h200"), "gpu checkpoints") == 64 * 78_446_592
+    assert line(plan("qwen3.8-27b:w4a16 --gpu h200 --speculate off --users 1"), "gpu checkpoints") == 8 * 78_446_592
+    assert line(plan("qwen3.8-27b:w4a16 --gpu h200 --speculate off"), "gpu checkpoints") == 64 * 78_446_592
 
 
 def test_the_most_that_fits_is_the_most() -> None:
@@ -242,7 +242,8 @@ def test_memory_may_be_given_without_a_card() -> None:
 
 
 def test_several_cards_have_the_model_between_them() -> None:
-    one, two = (plan(f"qwen3.8-27b:w4a16 --gpu {cards} --users 2 --vision off") for cards in ("h200", "rtx3090,rtx3090"))
+    settings = "--users 2 --vision off --speculate off"
+    one, two = (plan(f"qwen3.8-27b:w4a16 --gpu {cards} {settings}") for cards in ("h200", "rtx3090,rtx3090"))
     assert weights(two) == weights(one)
     pages = [one for one in two["lines"] if one["name"].startswith("kv pages 0")]
     assert two["capacity_tokens"] * 65_536 == sum(each["bytes"] for each in pages)
@@ -260,7 +261,7 @@ def test_the_smallest_card_rules() -> None:
 
 
 def test_more_users_are_faster_together_and_slower_each() -> None:
-    decode = plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 4096 --users 4")["predicted"]["decode"]
+    decode = plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 4096 --users 4 --speculate off")["predicted"]["decode"]
     at_4096 = [row for row in decode if row["context"] == 4096]
     assert [row["users"] for row in at_4096] == [1, 2, 4, 8]
     assert all(a["tokens_per_s"] < b["tokens_per_s"] for a, b in zip(at_4096, at_4096[1:], strict=False))

@@ -22,14 +22,15 @@ from headrace.errors import ConfigError
 from headrace.gpu_processes import gpu_processes
 from headrace.hardware import Hardware, detect, ram_bytes
 from headrace.models.spec import WeightMap
+from headrace.plan.auto_drafter import OFF, Drafting, resolve_drafter
 from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model
-from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
+from headrace.plan.drafters import DrafterMemory
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.prefix_cache import prefix_settings, staging_bytes
-from headrace.plan.speculation import drafter_extras, drafter_for
+from headrace.plan.speculation import drafter_extras
 from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
@@ -86,7 +87,8 @@ def build_engine(
     hardware = look()
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
-    drafting = NO_DRAFTER if drafter else drafter_for(model, config, dtypes)
+    chosen = OFF if drafter else resolve_drafter(model, config, hardware, dtypes)
+    drafting = chosen.memory
     model = replace(model, spec=replace(model.spec, drafter=drafting.cache))
     drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
     _check_synthetic_acceptance(config, drafts)
@@ -106,7 +108,7 @@ def build_engine(
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    info = _describe(model, config, budget, dtypes, hardware, drafting, start)
+    info = _describe(model, config, budget, dtypes, hardware, chosen, start)
     if core.outlived:
         info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes)))
     return BuiltEngine(core, info, runner, start.memory(budget))
@@ -235,7 +237,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _describe(
-    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, drafting: DrafterMemory,
+    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, drafting: Drafting,
     start: Start,
 ) -> EngineInfo:
     execution = resolve_execution(config, hardware, dtypes.compute)
@@ -251,16 +253,11 @@ def _describe(
         kv_pages=sum(budget.layout.pages),
         vocab_size=model.spec.vocab_size,
         notes=(
-            *dtypes.notes, *execution.notes, *_drafting_notes(drafting), *budget.notes, kept,
-            *_unused(model.weight_map, drafting), *start.notes(budget),
+            *dtypes.notes, *execution.notes, drafting.note, *budget.notes, kept,
+            *_unused(model.weight_map, drafting.memory), *start.notes(budget),
         ),
         budget=tuple((line.name, line.bytes) for line in budget.lines),
     )
-
-
-def _drafting_notes(drafting: DrafterMemory) -> tuple[str, ...]:
-    drafts = "" if drafting.method == "off" else f", up to {drafting.drafts} drafts of a sequence in a step"
-    return (f"speculate: {drafting.method}{drafts}",)
 
 
 def _unused(weights: WeightMap, drafting: DrafterMemory) -> list[str]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware, driver_and_gpus, ram_bytes
+from headrace.plan.auto_drafter import Drafting, resolve_drafter
 from headrace.plan.cards import Card, card, card_of_driver
 from headrace.plan.checkpoint import Model
-from headrace.plan.drafters import DrafterMemory
+from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
 from headrace.plan.engine_settings import check_settings
 from headrace.plan.extras import BudgetLine
-from headrace.plan.fit import NO_LIMIT_BYTES, Case
+from headrace.plan.fit import NO_LIMIT_BYTES, Case, outcome
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.speculation import drafter_extras, drafter_for
 from headrace.plan.stages import split
@@ -40,8 +41,12 @@ class Plan:
     model: Model
     cards: tuple[Card, ...]
     dtypes: Dtypes
-    drafter: DrafterMemory
+    drafting: Drafting
     case: Case
+
+    @property
+    def drafter(self) -> DrafterMemory:
+        return self.drafting.memory
 
     @property
     def state_bytes(self) -> int:
@@ -91,7 +96,32 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     dtypes = resolve_dtypes(request.engine, devices[0], model.checkpoint.dtype)
     if settings.kv_scales == "one" and not has_scales(dtypes.kv):
         raise ConfigError("--kv-scales one is for --kv-dtype fp8 and int8")
-    drafter = drafter_for(model, request.engine, dtypes)
+    drafting = _drafting(model, request, devices, dtypes)
+    made = _with(drafting, model, request, cards, devices, dtypes)
+    if request.engine.speculate == "auto" and made.drafter.method != "off" and not _fits(made):
+        off = Drafting(NO_DRAFTER, f"with {made.drafter.method} it does not fit")
+        without = _with(off, model, request, cards, devices, dtypes)
+        return without if _fits(without) else made
+    return made
+
+
+def _drafting(model: Model, request: Request, devices: Sequence[Hardware], dtypes: Dtypes) -> Drafting:
+    """As an engine on the first card decides it, for so many users."""
+    engine = replace(request.engine, max_seqs=request.plan.users)
+    if engine.speculate == "auto" and not engine.drafter and len(devices) > 1:
+        memory = drafter_for(model, replace(request.engine, speculate="off"), dtypes)
+        return Drafting(memory, "over several cards drafts are planned if they are asked for")
+    return resolve_drafter(model, engine, devices[0], dtypes)
+
+
+def _fits(plan: Plan) -> bool:
+    return outcome(plan.case, plan.request.engine.context, plan.request.plan.users).fits
+
+
+def _with(
+    drafting: Drafting, model: Model, request: Request, cards: Sequence[Card], devices: Sequence[Hardware], dtypes: Dtypes
+) -> Plan:
+    drafter, settings = drafting.memory, request.plan
     extras = replace(drafter_extras(model, request.engine, dtypes, drafter), one_scale=settings.kv_scales == "one")
     spec = replace(model.spec, drafter=drafter.cache)
     stages = split(spec, model.weight_map, devices, dtypes, _vision(model, settings), extras)
@@ -99,7 +129,7 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     if engine.gpu_checkpoint_bytes is not None:
         engine = replace(engine, gpu_checkpoint_bytes=engine.gpu_checkpoint_bytes // len(stages))
     case = Case(stages, engine, dtypes, drafter.drafts, model.spec.max_context)
-    return Plan(request, model, tuple(cards), dtypes, drafter, case)
+    return Plan(request, model, tuple(cards), dtypes, drafting, case)
 
 
 def _hardware(each: Card, request: Request) -> Hardware:

@@ -126,8 +126,7 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     if len(plan.cards) > 1:
         layers = " + ".join(str(len(stage.spec.layers)) for stage in plan.case.stages)
         yield f"cards: {layers} layers, one run for each card in order; `serve` uses one card so far, this is arithmetic"
-    if plan.drafter.method != "off":
-        yield f"speculate: {plan.drafter.method}, up to {plan.drafter.drafts} drafts"
+    yield plan.drafting.note
     if plan.request.engine.ram_cache_bytes:
         layouts = [budget.layout for budget in found.budgets]
         yield host_note(layouts, plan.request.engine, plan.dtypes, plan.state_bytes, ram_bytes())

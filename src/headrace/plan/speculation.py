@@ -24,7 +24,7 @@ VOCABULARY_STEP = 128
 
 
 def method_of(config: EngineConfig) -> Method:
-    """auto is off so far, but where a drafter is given."""
+    """auto is off, but where a drafter is given; `plan.auto_drafter` makes more of it."""
     if config.speculate == "auto" and config.drafter:
         return "dflash"
     return "off" if config.speculate == "auto" else cast(Method, config.speculate)

@@ -124,7 +124,7 @@ def _engine_config(settings: Settings, loads: list[_Load], most_tokens: int) -> 
             f"own limit is {most_tokens}"
         )
     return EngineConfig(
-        context=longest, max_seqs=max(rows for rows, _, _, _ in loads),
+        speculate="off", context=longest, max_seqs=max(rows for rows, _, _, _ in loads),
         chunk_tokens=max(rows * tokens for rows, tokens, _, _ in loads), **settings.engine(),
     )
 
