@@ -334,7 +334,7 @@ class EngineStats:
     requests that had it read from SSD before. ssd_waiting: entries that wait to be written. ssd_misses: entries that could not
     be read; ssd_dropped: entries that were not written. drafted, accepted: drafts verified, and accepted, by their number in a
     row. draft_tokens_chosen: of all rows of the last step; draft_gain: what drafts are expected to add to the tokens a second,
-    0.5 is half as much more.
+    0.5 is half as much more; draft_break_even: of first drafts the share that has to be accepted to pay for them.
     """
 
     steps: int = 0
@@ -371,6 +371,7 @@ class EngineStats:
     accepted: tuple[int, ...] = ()
     draft_tokens_chosen: int = 0
     draft_gain: float = 0.0
+    draft_break_even: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

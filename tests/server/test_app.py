@@ -119,11 +119,11 @@ def test_metrics_of_the_prefix_cache() -> None:
 
 
 def test_metrics_of_drafts() -> None:
-    stats = EngineStats(drafted=(5, 3), accepted=(4, 0), draft_tokens_chosen=7, draft_gain=0.25)
+    stats = EngineStats(drafted=(5, 3), accepted=(4, 0), draft_tokens_chosen=7, draft_gain=0.25, draft_break_even=0.5)
     lines = Metrics(lambda: stats).exposition().decode().splitlines()
     for line in ('headrace_drafted_tokens_total{position="1"} 5.0', 'headrace_drafted_tokens_total{position="2"} 3.0',
                  'headrace_accepted_tokens_total{position="1"} 4.0', 'headrace_accepted_tokens_total{position="2"} 0.0',
-                 "headrace_draft_tokens_chosen 7.0", "headrace_draft_gain 0.25"):
+                 "headrace_draft_tokens_chosen 7.0", "headrace_draft_gain 0.25", "headrace_draft_break_even 0.5"):
         assert line in lines
 
 

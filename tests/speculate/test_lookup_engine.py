@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +11,21 @@ from typing import Any
 import pytest
 import torch
 from tests.support.tiny import make_tiny_checkpoint
+from torch import Tensor
 
 from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
+from headrace.engine.metrics import Metrics
 from headrace.engine.model_source import find_model
 from headrace.layers.batch import Pools
 from headrace.plan.graph_rows import PromptShape
 from headrace.runner import drafting
 from headrace.runner.copies import take_in
 from headrace.scheduler.drafter import Drafter
+from headrace.speculate import device_lookup, pace
+from headrace.speculate.costs import StepCosts
+from headrace.speculate.device_lookup import DeviceLookup
+from headrace.speculate.drafter import Asked, Proposal, Seen
 from headrace.speculate.lookup import LookupDrafter
 from headrace.types import EngineStats, Request, SamplingParams
 
@@ -115,3 +122,42 @@ def test_accepted_drafts_join_the_states_before_a_short_prompt(
     monkeypatch.setattr(drafting, "take_in", counting)
     assert answer("lookup") == expected
     assert sum(taken) > 0
+
+
+class Useless(DeviceLookup):
+    """Proposes a token that nobody says, always."""
+
+    def observe(self, seen: Seen) -> Tensor:
+        return torch.full_like(seen.batch.slots, self.most)
+
+    def propose(self, asked: Asked) -> Proposal:
+        return Proposal(torch.full((len(asked.slots), asked.most), 1))
+
+
+def test_drafts_that_do_not_pay_are_said_to_once_and_shown(
+    hybrid: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the device's verification to the log and the metrics."""
+    monkeypatch.setattr(pace, "_JUDGED", 4)
+    monkeypatch.setattr(device_lookup, "DeviceLookup", Useless)
+    config = EngineConfig(device="cpu", dtype="float64", context=128, max_seqs=4, speculate="lookup", draft_tokens=3)
+    costs = StepCosts({4: {4: 1.0, 8: 1.25, 16: 1.5}}, {4: (0.05,) * 3}, 64)
+    measured = pace.MeasuredPace(4, 3, costs, lambda: 0.0)
+    core, shown = build_engine(find_model(hybrid, config), config, None, pace=measured).core, list[EngineStats]()
+    with caplog.at_level(logging.WARNING, "headrace"):
+        for number in range(8):
+            core.add(Request(f"r{number}", (5, 6, 7), SamplingParams(logit_bias={1: -100.0}), number, 40))
+        while core.has_work:
+            core.step()
+            shown.append(core.stats())
+    (record,) = (record for record in caplog.records if "drafts do not pay" in record.getMessage())
+    assert "0 % of the first ones are accepted, 30 % would have to be" in record.getMessage()
+    full = [stats for stats in shown if stats.requests_running == 4]
+    assert max(stats.draft_tokens_chosen for stats in full) >= 4 and full[-1].draft_tokens_chosen == 0
+    last = full[-1]
+    assert last.drafted[0] >= 4 and last.accepted == (0, 0, 0) and last.draft_break_even == pytest.approx(0.3)
+    assert last.draft_gain == 0.0
+    lines = Metrics(lambda: last).exposition().decode().splitlines()
+    assert f'headrace_drafted_tokens_total{{position="1"}} {float(last.drafted[0])}' in lines
+    assert 'headrace_accepted_tokens_total{position="1"} 0.0' in lines
+    assert "headrace_draft_gain 0.0" in lines and f"headrace_draft_break_even {last.draft_break_even}" in lines

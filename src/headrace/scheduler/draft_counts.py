@@ -26,6 +26,10 @@ class DraftCounts:
     def gain(self) -> float:
         return self._pace.gain if self._pace else 0.0
 
+    @property
+    def break_even(self) -> float:
+        return self._pace.break_even if self._pace else 0.0
+
     def begin(self, sequence: Sequence) -> None:
         """The sequence has taken a slot."""
         sequence.proposes = MOST_DRAFTS

@@ -116,6 +116,7 @@ class Scheduler:
             accepted=tuple(drafts.kept),
             draft_tokens_chosen=drafts.chosen,
             draft_gain=drafts.gain,
+            draft_break_even=drafts.break_even,
         )
         return with_cache(stats, self._prefixes)
 

@@ -61,6 +61,11 @@ class StepCosts:
         known = self.drafter[self._size(rows)][:most] if self.drafter else (0.0,) * most
         return np.array([0.0, *known, *(math.inf,) * (most - len(known))])
 
+    def break_even(self, rows: int) -> float:
+        """Of drafts that are one of each of so many rows, the share that has to be accepted to pay for them."""
+        stairs, drafting = self.stairs(rows), self.drafting(rows, 1)
+        return float((stairs[min(rows, len(stairs) - 1)] + drafting[1]) / stairs[0]) - 1
+
     def behind(self, rows: int, drafts: int, before: int) -> float:
         """Seconds more of a step of so many drafts in all, where the one before it had `before`: without any it takes as long
         as one with a few, since states take in what was accepted.

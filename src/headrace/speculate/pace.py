@@ -16,19 +16,21 @@ from headrace.speculate.loop_time import LoopTime
 
 _KEPT_S = 0.025
 """How long a choice stays where choosing is what steps wait for: a new one takes the host a quarter of a millisecond."""
-_JUDGED = 400
+_JUDGED = 100
 """First drafts that have been tried when it is said that they do not pay."""
 _LOG = logging.getLogger("headrace")
 
 
 class Pace(Protocol):
     """Asked by the scheduler. most: the most drafts of a row. chosen: of all rows of the last step. gain: what drafts are
-    expected to add to the tokens a second, 0.5 is half as much more.
+    expected to add to the tokens a second, 0.5 is half as much more. break_even: of first drafts, the share that has to be
+    accepted for them to pay, with as many rows as the last step had.
     """
 
     most: int
     chosen: int
     gain: float
+    break_even: float
 
     def begin(self, slot: int) -> None:
         """A new sequence has the slot."""
@@ -47,7 +49,7 @@ class FixedPace:
     """As many drafts in every row as it may have, `count` at the most: what the controller is measured against."""
 
     def __init__(self, most: int, count: int) -> None:
-        self.most, self.count, self.chosen, self.gain = most, count, 0, 0.0
+        self.most, self.count, self.chosen, self.gain, self.break_even = most, count, 0, 0.0, 0.0
 
     def begin(self, slot: int) -> None:
         """Nothing is remembered."""
@@ -72,9 +74,10 @@ class MeasuredPace:
     def __init__(
         self, slots: int, most: int, costs: StepCosts, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.most, self.chosen, self.gain = most, 0, 0.0
+        self.most, self.chosen, self.gain, self.break_even = most, 0, 0.0, 0.0
         self._costs, self._acceptance, self._clock = costs, Acceptance(slots, most), clock
-        self._credit_s, self._tried, self._taken, self._judged = 0.0, 0, 0, False
+        self._credit_s, self._judged = 0.0, False
+        self._tried, self._taken, self._due = 0, 0, 0.0  # first drafts; accepted ones; how many would have had to be
         self._news: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []  # slots, drafted, accepted of steps
         self._loop, self._began_s, self._device_s = LoopTime(), 0.0, 0.0
         self._kept: dict[int, int] = {}  # drafts by slot
@@ -95,7 +98,7 @@ class MeasuredPace:
             found = tuple(min(self._kept[slot], limit) for slot, limit in zip(slots, limits, strict=True))
         else:
             found = self._anew(slots, limits, contexts)
-        self.chosen = sum(found)
+        self.chosen, self.break_even = sum(found), self._costs.break_even(len(slots))
         return found
 
     def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
@@ -103,7 +106,8 @@ class MeasuredPace:
             return
         self._news.append((slots, drafted, accepted))
         if not self._judged:
-            self._tried += sum(1 for count in drafted if count)
+            tried = sum(1 for count in drafted if count)
+            self._tried, self._due = self._tried + tried, self._due + tried * self._costs.break_even(len(slots))
             self._taken += sum(1 for count in accepted if count)
             if self._tried >= _JUDGED:
                 self._judge()
@@ -134,11 +138,9 @@ class MeasuredPace:
         self._news = []
 
     def _judge(self) -> None:
-        """Say it, once, where the first of a lone row's drafts are accepted more seldom than they cost."""
+        """Say it, once, where first drafts are accepted more seldom than they cost with as many rows as there were."""
         self._judged = True
-        stairs, drafting = self._costs.stairs(1), self._costs.drafting(1, 1)
-        least = float((stairs[min(1, len(stairs) - 1)] + drafting[1]) / stairs[0] - 1)
-        share = self._taken / self._tried
+        share, least = self._taken / self._tried, self._due / self._tried
         if share < least:
             _LOG.warning(
                 "drafts do not pay so far: %.0f %% of the first ones are accepted, %.0f %% would have to be; few are made now",
