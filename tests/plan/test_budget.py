@@ -13,6 +13,7 @@ from headrace.hardware import Hardware
 from headrace.models.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, Weight, WeightMap
 from headrace.plan.budget import make_budget
 from headrace.plan.dtypes import Dtypes, resolve_dtypes, token_bytes
+from headrace.plan.fixed_lines import CODE_BYTES
 from headrace.plan.state_memory import state_bytes_per_sequence
 from headrace.plan.weight_memory import weight_bytes
 from headrace.plan.workspace import Sizes, decoded_bytes, gathered_bytes, layers_bytes, logits_bytes, mask_bytes
@@ -84,8 +85,8 @@ def test_what_the_driver_takes_for_the_process_is_a_line() -> None:
     for config in (EngineConfig(), EngineConfig(memory_bytes=8 * GIB), EngineConfig(memory_fraction=0.5)):
         counted, ignored = (make_budget(model, WEIGHTS, card, config, F32) for card in (ahead, without))
         lines, others = ({line.name: line.bytes for line in each.lines} for each in (counted, ignored))
-        assert lines["cuda context"] == taken and "cuda context" not in others
-        assert abs(others["kv pages 0"] - lines["kv pages 0"] - taken) < page
+        assert lines["cuda context"] == taken + CODE_BYTES and "cuda context" not in others
+        assert abs(others["kv pages 0"] - lines["kv pages 0"] - taken - CODE_BYTES) < page
     with pytest.raises(ConfigError, match="cuda_context_bytes must be 0 or more, not -1"):
         make_budget(spec(FULL), WEIGHTS, ahead, EngineConfig(cuda_context_bytes=-1), F32)
 

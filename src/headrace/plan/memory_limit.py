@@ -32,7 +32,7 @@ def reserve_why(config: EngineConfig) -> str:
     if config.memory_bytes is not None:
         return "what memory_bytes leaves"
     share = DEFAULT_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction
-    return f"{1 - share:.0%} of the card: code of kernels, and what the allocator rounds up"
+    return f"{1 - share:.0%} of the card, for what allocators round up"
 
 
 def cache_limit(needs: CacheNeeds, hardware: Hardware, fixed_bytes: int) -> tuple[int, str]:
