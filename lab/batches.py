@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-SHARES = {"prose": 0.3, "code": 0.25, "chat": 0.3, "copy": 0.15}  # of the windows; what there is no text of falls to the rest
+SHARES = {"prose": 0.27, "code": 0.25, "chat": 0.23, "copy": 0.25}  # of the windows; what there is no text of falls to the rest
 Ids = NDArray[np.uint16]
 
 

@@ -1,4 +1,4 @@
-"""Conversations in which the answer is in the question: a passage is repeated, quoted from, listed or edited."""
+"""Conversations in which the answer is in the question: text, code or words are repeated, quoted, listed or edited."""
 
 from __future__ import annotations
 
@@ -47,7 +47,21 @@ def repeat_twice(passage: str, pick: random.Random) -> Turns:
     return [f"{pick.choice(REPEAT)}\n\n{passage}", passage, "And once more, please.", passage]
 
 
-TASKS: tuple[Callable[[str, random.Random], Turns], ...] = (repeat, repeat, quote, replace, lines, repeat_twice)
+def scrambled(passage: str, pick: random.Random) -> Turns:
+    """Words in no order: nothing but the question says which one is next."""
+    words = passage.split()
+    pick.shuffle(words)
+    return repeat(" ".join(words), pick)
+
+
+def fenced(code: str, pick: random.Random) -> Turns:
+    block = f"```python\n{code}\n```"
+    return [f"{pick.choice(REPEAT)}\n\n{block}", block]
+
+
+TASKS: tuple[Callable[[str, random.Random], Turns], ...] = (
+    repeat, repeat, quote, replace, lines, repeat_twice, scrambled,
+)
 
 
 def passages(text: str, pick: random.Random, count: int) -> Iterator[str]:
@@ -61,14 +75,32 @@ def passages(text: str, pick: random.Random, count: int) -> Iterator[str]:
             yield passage
 
 
+def pieces(code: str, pick: random.Random, count: int) -> Iterator[str]:
+    """Up to `count` runs of three to twenty lines, of at most 900 characters."""
+    rows = code.split("\n")
+    for _ in range(count if len(rows) > 20 else 0):
+        start = pick.randrange(len(rows) - 20)
+        piece = "\n".join(rows[start : start + pick.randint(3, 20)]).strip("\n")
+        if 40 < len(piece) <= 900 and "```" not in piece:
+            yield piece
+
+
 def copying_chats(documents: Sequence[Document], count: int, seed: int = 1) -> list[Document]:
-    """About `count` conversations of passages of the prose, in documents' proportion."""
-    prose = [document for document in documents if document.kind == "prose"]
-    total = sum(len(document.text) for document in prose)
-    pick, chats = random.Random(seed), []
-    for document in prose:
+    """About `count` conversations, three of four of passages of the prose and one of code, in documents' proportion."""
+    pick = random.Random(seed)
+    return [
+        *_of_kind(documents, "prose", 3 * count // 4, passages, lambda passage: pick.choice(TASKS)(passage, pick), pick),
+        *_of_kind(documents, "code", count // 4, pieces, lambda piece: fenced(piece, pick), pick),
+    ]
+
+
+def _of_kind(
+    documents: Sequence[Document], kind: str, count: int, parts: Callable[[str, random.Random, int], Iterator[str]],
+    task: Callable[[str], Turns], pick: random.Random,
+) -> Iterator[Document]:
+    found = [document for document in documents if document.kind == kind]
+    total = sum(len(document.text) for document in found)
+    for document in found:
         share = max(1, round(count * len(document.text) / total))
-        for number, passage in enumerate(passages(document.text, pick, share)):
-            turns = pick.choice(TASKS)(passage, pick)
-            chats.append(Document("copy", f"{document.name}#copy-{number}", written(turns), of=document.name))
-    return chats
+        for number, part in enumerate(parts(document.text, pick, share)):
+            yield Document("copy", f"{document.name}#copy-{number}", written(task(part)), of=document.name)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from headrace import SamplingParams
 from lab.chat import END, START, written
 from lab.copying import passages
 from lab.document import Document, read
+from lab.engines import Engines
 from lab.text import write_parts
 
 TOPICS = (
@@ -44,7 +47,7 @@ FOLLOW_UPS = (
 
 
 class Writer(Protocol):
-    """Continues each prompt until its turn ends; None where it did not end in time."""
+    """The answer to each prompt, whole sentences; None where there is none."""
 
     def __call__(self, prompts: Sequence[str]) -> list[str | None]: ...
 
@@ -74,17 +77,23 @@ def conversations(prose: Sequence[Document], count: int, write: Writer, seed: in
             for number, (said, name) in enumerate(zip(turns, of, strict=True))]
 
 
-def demo_writer(most: int, seed: int) -> Writer:
-    """The demo model in this process, at temperature 0.7."""
-    from headrace import LLM, SamplingParams
+LAST_SENTENCE = re.compile(r".*[A-Za-z)\"'][.!?][\"')]?(?=\s|$)|.*\n", re.DOTALL)  # not behind the number of a list's item
 
-    llm = LLM(dtype="bfloat16", max_seqs=64, context=2048)
 
+def whole_sentences(text: str, ended: bool) -> str | None:
+    """An answer that was cut off goes to its last whole sentence, or line; None if nothing is left."""
+    if not ended:
+        found = LAST_SENTENCE.match(text)
+        text = found[0] if found else ""
+    return text.strip() or None
+
+
+def demo_writer(engines: Engines, most: int, seed: int) -> Writer:
+    """The demo model, at temperature 0.7. most: tokens of an answer."""
     def write(prompts: Sequence[str]) -> list[str | None]:
         params = [SamplingParams(max_tokens=most, temperature=0.7, top_p=0.95, stop=(END,), seed=seed + number)
                   for number in range(len(prompts))]
-        done = llm.generate(list(prompts), params)
-        return [answer.text.strip() if answer.finish_reason == "stop" else None for answer in done]
+        return [whole_sentences(answer.text, answer.ended) for answer in engines(prompts, params)]
 
     return write
 
@@ -92,11 +101,13 @@ def demo_writer(most: int, seed: int) -> Writer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=8_000)
-    parser.add_argument("--tokens", type=int, default=320, help="longest answer")
+    parser.add_argument("--count", type=int, default=16_000)
+    parser.add_argument("--tokens", type=int, default=256, help="longest answer")
+    parser.add_argument("--engines", type=int, default=6, help="processes that write at once")
     options = parser.parse_args()
     prose = list(read(options.work / "train-prose.jsonl")) + list(read(options.work / "held-out-prose.jsonl"))
-    write_parts(options.work, conversations(prose, options.count, demo_writer(options.tokens, seed=0)))
+    with Engines(None, options.engines, dtype="bfloat16", max_seqs=64, context=2048, cache_bytes=4 * 2**30) as engines:
+        write_parts(options.work, conversations(prose, options.count, demo_writer(engines, options.tokens, seed=0)))
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ Forward = Callable[[Tensor, torch.Generator], Pairs]
 class Plan:
     """rows sequences a step. depths: drafts of the MTP head that are trained; anchors: blocks in a sequence, each `block`'s."""
 
-    steps: int = 1200
+    steps: int = 1500
     rows: int = 32
     seed: int = 0
     depths: int = 4
-    anchors: int = 32
+    anchors: int = 128
     block: DrafterShape = DrafterShape()
     seconds: float | None = None
     report: int = 100

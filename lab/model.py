@@ -127,8 +127,9 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape, attends: bool) -> None:
+    def __init__(self, shape: Shape, attends: bool, dropout: float = 0.0) -> None:
         super().__init__()
+        self._dropout = nn.Dropout(dropout)
         self.input_layernorm = Norm(shape.hidden, shape.epsilon)
         self.post_attention_layernorm = Norm(shape.hidden, shape.epsilon)
         self.mlp = Mlp(shape.hidden, shape.intermediate)
@@ -140,23 +141,25 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixer = self.self_attn if self._attends else self.linear_attn
-        x = x + mixer(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self._dropout(mixer(self.input_layernorm(x)))
+        return x + self._dropout(self.mlp(self.post_attention_layernorm(x)))
 
 
 class Body(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.layers = nn.ModuleList(Block(shape, attends) for attends in shape.attends)
+        self.layers = nn.ModuleList(Block(shape, attends, dropout) for attends in shape.attends)
         self.norm = Norm(shape.hidden, shape.epsilon)
 
 
 class LabModel(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    """dropout: of what a layer adds to the residual stream, while training."""
+
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Body(shape)
+        self.model = Body(shape, dropout)
         self.apply(_initialise)
         for block in self.model.layers:
             for name, weight in block.named_parameters():

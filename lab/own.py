@@ -10,7 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import SamplingParams
 from lab.batches import Ids, streams
+from lab.engines import Engines
 
 SHARES = {"prose": 0.2, "code": 0.15, "chat": 0.5, "copy": 0.15}
 LENGTH = 512
@@ -47,19 +49,22 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True, help="the model's checkpoint, as lab.export wrote it")
     parser.add_argument("--count", type=int, default=12_000)
+    parser.add_argument("--engines", type=int, default=6, help="processes that write at once")
     options = parser.parse_args()
+    settings = {"dtype": "bfloat16", "max_seqs": 64, "context": LENGTH, "prefix_cache": "off", "cache_bytes": 2**30}
+    with Engines(options.model, options.engines, speculate="off", **settings) as engines:
+        write_parts(options.work, options.count, engines)
 
-    from headrace import LLM, SamplingParams
 
-    llm = LLM(options.model, dtype="bfloat16", max_seqs=64, context=LENGTH, prefix_cache="off")
-
+def write_parts(work: Path, count: int, engines: Engines) -> None:
+    """`train-own.npy` with `count` sequences, and `held-out-own.npy`."""
     def continues(prompts: list[list[int]], tokens: list[int]) -> list[list[int]]:
         params = [SamplingParams(max_tokens=count, temperature=1.0, ignore_eos=True, seed=n) for n, count in enumerate(tokens)]
-        return [list(done.tokens) for done in llm.generate(prompts, params)]
+        return [done.tokens for done in engines(prompts, params)]
 
-    for part, count in (("train", options.count), ("held-out", 256)):
-        found = sequences(streams(options.work, part), count, LENGTH, seed=3, continues=continues)
-        np.save(options.work / f"{part}-own.npy", found)
+    for part, wanted in (("train", count), ("held-out", 256)):
+        found = sequences(streams(work, part), wanted, LENGTH, seed=3, continues=continues)
+        np.save(work / f"{part}-own.npy", found)
         print(f"{part}: {found.shape[0]} sequences of {found.shape[1]} tokens")
 
 

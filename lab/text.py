@@ -35,7 +35,7 @@ def write_parts(work: Path, documents: Iterable[Document]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for everything the recipe makes")
-    parser.add_argument("--copying", type=int, default=12_000, help="conversations with copying tasks")
+    parser.add_argument("--copying", type=int, default=48_000, help="conversations with copying tasks")
     arguments = parser.parse_args()
     documents = gather(arguments.work / "downloads")
     write_parts(arguments.work, [*documents, *copying_chats(documents, arguments.copying)])

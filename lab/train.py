@@ -24,9 +24,10 @@ class Plan:
     the next, with the losses told.
     """
 
-    steps: int = 1700
+    steps: int = 1400
     rows: int = 64
     length: int = 1024
+    dropout: float = 0.1
     seed: int = 0
     seconds: float | None = None
     report: int = 100
@@ -43,19 +44,22 @@ def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
 def held_out_loss(model: nn.Module, ids: Ids, plan: Plan, device: torch.device) -> float:
     """Over all of a text, in windows."""
     windows = torch.from_numpy(in_order(ids, plan.length)).to(device)
+    model.eval()
     losses = [float(loss_of(model, part)) * len(part) for part in windows.split(plan.rows)]
+    model.train()
     return sum(losses) / len(windows)
 
 
 def train(work: Path, shape: Shape, plan: Plan, device: torch.device) -> tuple[LabModel, Progress]:
     """The model after all steps, or after as many as the time allowed: `Progress.step` says."""
     torch.manual_seed(plan.seed)
-    model = LabModel(shape).to(device)
+    model = LabModel(shape, plan.dropout).to(device)
     chosen, path = optimisers(model), work / f"model-{plan.seed}.pt"
     progress = resume(path, model, chosen)
     windows, held_out = Windows(streams(work, "train"), plan.length + 1, plan.seed), streams(work, "held-out")
     started, recent = time.monotonic(), []
     while progress.step < plan.steps and not (plan.seconds and time.monotonic() - started > plan.seconds):
+        torch.manual_seed(plan.seed * 1_000_003 + progress.step + 1)  # what is dropped is the step's
         loss = loss_of(model, torch.from_numpy(windows.of_step(progress.step, plan.rows)).to(device))
         loss.backward()
         advance(model, chosen, rate(progress.step, plan.steps))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from lab.chat import written
+from lab.engines import SHARE, Engines
 from lab.export import write_checkpoint
 from lab.model import LabModel
 from lab.shape import Shape
@@ -96,3 +97,16 @@ def test_it_says_what_transformers_makes_it_say(checkpoint: Path, template: Chat
     with LLM(checkpoint, device="cpu", dtype="float32") as llm:
         (done,) = llm.generate([prompt], SamplingParams(max_tokens=16, temperature=0))
     assert list(done.tokens) == expected
+
+
+def test_engines_in_processes_write_what_one_does(checkpoint: Path) -> None:
+    prompts: list[str | list[int]] = [[4 + n] for n in range(SHARE + 6)]
+    params = [SamplingParams(max_tokens=3, temperature=1.0, seed=n, ignore_eos=n % 2 == 0) for n in range(len(prompts))]
+    with LLM(checkpoint, device="cpu", dtype="float32") as llm:
+        expected = llm.generate(prompts, params)
+    with Engines(checkpoint, 2, device="cpu", dtype="float32") as engines:
+        found = engines(prompts, params)
+        with pytest.raises(RequestError, match="9999"):
+            engines([[9999]], [SamplingParams(max_tokens=1)])
+    assert [each.tokens for each in found] == [list(each.tokens) for each in expected]
+    assert [each.ended for each in found] == [each.finish_reason == "stop" for each in expected]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lab.chat import SPECIAL, TEMPLATE, written
-from lab.copying import SENTENCE, TASKS, copying_chats, lines, quote, repeat, replace
-from lab.dialogue import conversations
+from lab.copying import SENTENCE, TASKS, copying_chats, fenced, lines, pieces, quote, repeat, replace, scrambled
+from lab.dialogue import conversations, whole_sentences
 from lab.document import Document, read, write
 from lab.sources import SOURCES, chapters, joined_lines
 from lab.tokenizer import train
@@ -52,13 +52,49 @@ def test_lines_are_the_sentences() -> None:
     assert [line.removeprefix("- ") for line in answer.split("\n")] == SENTENCE.split(PASSAGE)
 
 
+def test_scrambled_words_are_the_passage_s_in_another_order() -> None:
+    question, answer = scrambled(PASSAGE, random.Random(0))
+    assert question.endswith(answer) and answer != PASSAGE and sorted(answer.split()) == sorted(PASSAGE.split())
+
+
+def test_pieces_of_code_are_whole_lines() -> None:
+    rows = [f"def function_{n}(x):" if n % 2 else f"    return x + {n}" for n in range(60)]
+    found = list(pieces("\n".join(rows), random.Random(0), 30))
+    assert len(found) > 20
+    for piece in found:
+        assert set(piece.split("\n")) <= {*rows, *(row.strip() for row in rows)} and len(piece) <= 900
+        question, answer = fenced(piece, random.Random(0))
+        assert question.endswith(answer) and answer == f"```python\n{piece}\n```"
+    assert not list(pieces("too short", random.Random(0), 5))
+
+
+def test_code_is_copied_too() -> None:
+    code = Document("code", "module/a", "\n".join(f"value_{n} = compute({n}, 'abc')" for n in range(100)))
+    chats = copying_chats([*PROSE, code], 400)
+    of_code = [chat for chat in chats if chat.of == code.name]
+    assert 50 < len(of_code) <= 100 and all("```python" in chat.text for chat in of_code)
+    assert len({chat.name for chat in chats}) == len(chats)
+
+
+@pytest.mark.parametrize(("text", "ended", "expected"), [
+    ("All of it, without a stop", True, "All of it, without a stop"),
+    ("One sentence. Another one! And then it was", False, "One sentence. Another one!"),
+    ("1. A list\n2. Its second item\n3. Th", False, "1. A list\n2. Its second item"),
+    ("He said \"so.\" Then", False, "He said \"so.\""),
+    ("no stop at all", False, None),
+    ("  ", True, None),
+])
+def test_answers_that_were_cut_off_end_with_a_sentence(text: str, ended: bool, expected: str | None) -> None:
+    assert whole_sentences(text, ended) == expected
+
+
 def test_what_is_made_of_a_held_out_text_is_held_out() -> None:
     chats = copying_chats(PROSE, 300)
     held_out = {document.name for document in PROSE if document.held_out}
     assert held_out and len(held_out) < len(PROSE) / 4
     assert {chat.of for chat in chats if chat.held_out} == held_out & {chat.of for chat in chats}
     assert chats == copying_chats(PROSE, 300)
-    assert len({task.__name__ for task in TASKS}) == 5
+    assert len({task.__name__ for task in TASKS}) == 6
 
 
 def test_conversations_have_two_turns_and_only_whole_answers() -> None:

@@ -1,0 +1,53 @@
+"""Several engines that write at once, a process each: one alone waits for Python more than for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headrace import LLM, SamplingParams
+
+SHARE = 64  # prompts that an engine takes at a time: as many as run at once
+_engine: list[LLM] = []  # of this process
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written behind a prompt. ended: by itself, not by its limit."""
+
+    text: str
+    tokens: list[int]
+    ended: bool
+
+
+class Engines:
+    """`count` engines of a model (None: the demo model) in processes of their own, with an LLM's settings each."""
+
+    def __init__(self, model: Path | None, count: int, **settings: Any) -> None:
+        self._pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (model, settings))
+
+    def __call__(self, prompts: Sequence[str | list[int]], params: Sequence[SamplingParams]) -> list[Written]:
+        """In the prompts' order. Raises what an engine raises."""
+        starts = range(0, len(prompts), SHARE)
+        shares = self._pool.map(_write, *([each[start : start + SHARE] for start in starts] for each in (prompts, params)))
+        return [written for share in shares for written in share]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _start(model: Path | None, settings: dict[str, Any]) -> None:
+    _engine.append(LLM(model, **settings))
+
+
+def _write(prompts: Sequence[str | list[int]], params: Sequence[SamplingParams]) -> list[Written]:
+    done = _engine[0].generate(list(prompts), list(params))
+    return [Written(each.text, list(each.tokens), each.finish_reason == "stop") for each in done]
