@@ -19,6 +19,7 @@ from torch import Tensor
 from headrace.kernels.gated_delta_mix import MixWeights, gated_delta_mix
 from headrace.kernels.linear import linear
 from headrace.kernels.low_bit_linear import low_bit_linear, low_bit_linear_beside, low_bit_linear_norm
+from headrace.kernels.low_bit_linear.cuda import MOST_FEW_ROWS
 from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, add_rms_norm
 from headrace.kernels.rows import PackedRows
 
@@ -66,8 +67,7 @@ class Layers:
             delta = multiply(multiply(normed, *self.matrix(i, "gate_up"), gated=True), *self.matrix(i, "down"))
 
     def five(self, decodes: bool) -> None:
-        squares = torch.full((len(self.x), HIDDEN // 16), 16.0, device="cuda")
-        normed: Activations = PendingNorm(self.x, squares, EPS)
+        normed: Activations = PendingNorm(self.x, squares_before(len(self.x)), EPS)
         total = self.x
         for i in range(LAYERS):
             qkvz, ab = low_bit_linear_beside(normed, *self.matrix(i, "qkvz"), self.narrow[i], tiled=True)
@@ -75,6 +75,13 @@ class Layers:
             normed, total = low_bit_linear_norm(mixed, *self.matrix(i, "out"), total, self.norm, tiled=True)
             gated = low_bit_linear(normed, *self.matrix(i, "gate_up"), tiled=True, gated=True)
             normed, total = low_bit_linear_norm(gated, *self.matrix(i, "down"), total, self.norm, tiled=True)
+
+
+def squares_before(rows: int) -> Tensor:
+    """As a product leaves them that has the norm of so many rows behind it: a mean of 1."""
+    if rows <= MOST_FEW_ROWS:
+        return torch.full((rows, HIDDEN // 16), 16.0, device="cuda")
+    return torch.full((HIDDEN // 128, rows), 128.0, device="cuda").T
 
 
 def layer(rows: int) -> None:
