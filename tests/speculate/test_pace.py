@@ -57,8 +57,8 @@ def test_drafts_that_do_not_pay_are_said_to_once(caplog: pytest.LogCaptureFixtur
     assert "0 % of the first ones are accepted, 22 % would have to be" in record.getMessage()
 
 
-class SlowHost:
-    """A clock, and a pace whose choices it counts: every step takes so many times what the device does."""
+class SmallModel:
+    """A clock, and a pace whose choices it counts: every step takes so many times what the device does at least."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: float) -> None:
         self.now_s, self.choices, self._slower = 0.0, list[Choice](), slower
@@ -73,7 +73,7 @@ class SlowHost:
         found, rng, slots = [], np.random.default_rng(3), list(range(len(chances)))
         for _ in range(count):
             found.append(self.pace.choose(slots, limits or [7] * len(slots), [0] * len(slots)))
-            self.now_s += self._slower * 1e-3
+            self.now_s += max(self._slower * 1e-3, float(FAST.stairs(2)[sum(found[-1])] + FAST.drafting(2, 7)[max(found[-1])]))
             fell = np.cumprod(rng.random((len(slots), 7)) < np.array(chances)[:, None], axis=1).sum(1)
             self.pace.observe(slots, found[-1], np.minimum(fell, found[-1]).tolist())
         return found
@@ -82,23 +82,28 @@ class SlowHost:
 FAST = StepCosts({2: {2: 1e-3, 4: 1.2e-3, 8: 1.5e-3, 16: 2e-3}}, {2: tuple(2e-5 * k for k in range(1, 8))})
 
 
-def test_a_choice_stays_where_steps_wait_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowHost(monkeypatch, 2.5)
-    chosen = slow.steps(200, [0.8, 0.0])
-    assert len(slow.choices) < 60 and slow.pace.gain > 0.5
-    assert chosen[-1][0] == 7  # the device has the time: 2.14 of 2.5 ms
-    before = len(slow.choices)
-    slow.pace.begin(1)
-    slow.steps(1, [0.8, 0.8])
-    assert len(slow.choices) == before + 1
-    keeps_up = SlowHost(monkeypatch, 1.0)
-    keeps_up.steps(200, [0.8, 0.0])
-    assert len(keeps_up.choices) == 200
+def test_a_choice_stays_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    for slower in (1.0, 2.5):
+        small = SmallModel(monkeypatch, slower)
+        small.steps(200, [0.8, 0.0])
+        assert len(small.choices) < 60 and small.pace.gain > 0.5
+        before = len(small.choices)
+        small.pace.begin(1)
+        small.steps(1, [0.8, 0.8])
+        assert len(small.choices) == before + 1
 
 
-def test_drafts_that_a_row_comes_to_have_are_chosen_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowHost(monkeypatch, 2.5)
-    slow.steps(100, [0.8, 0.8])
-    assert all(drafts == (0, 0) for drafts in slow.steps(40, [0.8, 0.8], [0, 0]))
-    before = len(slow.choices)
-    assert all(min(drafts) > 3 for drafts in slow.steps(3, [0.8, 0.8])) and len(slow.choices) <= before + 1
+def test_drafts_cost_what_the_device_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, waiting = (SmallModel(monkeypatch, slower).steps(200, [0.6, 0.6])[-1] for slower in (1.0, 2.5))
+    assert max(beside) < 7 and waiting == (7, 7)
+
+
+def test_drafts_that_rows_come_to_have_are_chosen_already_or_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    for slower, more in ((1.0, 1), (2.5, 0)):
+        small = SmallModel(monkeypatch, slower)
+        small.steps(100, [0.8, 0.8])
+        assert all(drafts == (0, 0) for drafts in small.steps(40, [0.8, 0.8], [0, 0]))
+        small.steps(1, [0.8, 0.8], [0, 0])
+        small.pace._kept_steps = max(small.pace._kept_steps, 5)
+        before = len(small.choices)
+        assert all(min(drafts) > 2 for drafts in small.steps(1, [0.8, 0.8])) and len(small.choices) == before + more

@@ -14,8 +14,8 @@ from headrace.speculate.controller import TRIED_SHARE, Choice, choose
 from headrace.speculate.costs import StepCosts
 from headrace.speculate.loop_time import LoopTime
 
-_KEPT_S = 0.025
-"""How long a choice stays where choosing is what steps wait for: a new one takes the host a quarter of a millisecond."""
+_KEPT_S, _KEPT_WAITING_S = 0.02, 0.06
+"""How long a choice stays, and where steps wait for the host: choosing and estimating take it a third of a millisecond."""
 _JUDGED = 100
 """First drafts that have been tried when it is said that they do not pay."""
 _LOG = logging.getLogger("headrace")
@@ -66,9 +66,10 @@ class FixedPace:
 class MeasuredPace:
     """`speculate.controller` over measured costs, and the acceptance of `slots` slots' drafts.
 
-    Where the host does not keep up with the device (`loop_time`), drafts cost what the device has time for, and choosing is
-    what steps wait for: a choice stays for a while, but for new sequences, and is made for all drafts that rows may come to
-    have. What is accepted meanwhile is taken into account with the next choice.
+    A choice stays for some milliseconds, several of a small model's steps, since choosing takes the host as long as such a
+    step: until then, or until a sequence comes, or a row may have more drafts than it was chosen for. What is accepted
+    meanwhile is taken into account with the next choice. Where the host does not keep up with the device (`loop_time`), drafts
+    cost what the device has no time for, and a choice is made for all that rows may come to have.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class MeasuredPace:
         self._tried, self._taken, self._due = 0, 0, 0.0  # first drafts; accepted ones; how many would have had to be
         self._news: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []  # slots, drafted, accepted of steps
         self._loop, self._began_s, self._device_s = LoopTime(), 0.0, 0.0
-        self._kept: dict[int, int] = {}  # drafts by slot
+        self._kept: dict[int, tuple[int, int]] = {}  # by slot: drafts, and how many it might have had
         self._kept_steps, self._earned_s = 0, 0.0
 
     def begin(self, slot: int) -> None:
@@ -92,11 +93,8 @@ class MeasuredPace:
         now_s = self._clock()
         self._loop.note(now_s - self._began_s, self._device_s)
         self._began_s = now_s
-        if self._kept_steps > 0 and all(slot in self._kept for slot in slots):
-            self._kept_steps -= 1
-            self._credit_s += self._earned_s
-            found = tuple(min(self._kept[slot], limit) for slot, limit in zip(slots, limits, strict=True))
-        else:
+        found = self._same(slots, limits) if self._kept_steps > 0 else None
+        if found is None:
             found = self._anew(slots, limits, contexts)
         self.chosen, self.break_even = sum(found), self._costs.break_even(len(slots))
         return found
@@ -112,6 +110,18 @@ class MeasuredPace:
             if self._tried >= _JUDGED:
                 self._judge()
 
+    def _same(self, slots: Sequence[int], limits: Sequence[int]) -> tuple[int, ...] | None:
+        """As chosen before, or None where that was for other rows."""
+        found = []
+        for slot, limit in zip(slots, limits, strict=True):
+            drafts, most = self._kept.get(slot, (-1, -1))
+            if limit > most == drafts:
+                return None
+            found.append(min(drafts, limit))
+        self._kept_steps -= 1
+        self._credit_s += self._earned_s
+        return tuple(found)
+
     def _anew(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
         self._learn()
         least_s = self._loop.least_s
@@ -123,9 +133,9 @@ class MeasuredPace:
         self._credit_s, self.gain = choice.credit_s, choice.gain
         drafting = self._costs.drafting(len(slots), self.most)[max(choice.drafts)]
         self._device_s = float(self._costs.stairs(len(slots))[sum(choice.drafts)] + drafting)
-        self._kept = dict(zip(slots, choice.drafts, strict=True))
-        # A try is for one step.
-        self._kept_steps = int(_KEPT_S / choice.seconds) if least_s > self._device_s and not choice.tried else 0
+        self._kept = dict(zip(slots, zip(choice.drafts, may.tolist(), strict=True), strict=True))
+        kept_s = _KEPT_WAITING_S if least_s else _KEPT_S
+        self._kept_steps = 0 if choice.tried else int(kept_s / choice.seconds)  # a try is for one step
         self._earned_s = TRIED_SHARE * choice.seconds
         return tuple(min(count, limit) for count, limit in zip(choice.drafts, limits, strict=True))
 
