@@ -195,7 +195,7 @@ def test_two_engines_on_one_directory(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def _store(llm: LLM) -> SsdStore:
-    store: SsdStore = llm._core._scheduler._prefixes._host.ssd._copies._store  # type: ignore[attr-defined]
+    store: SsdStore = llm._core._scheduler._prefixes.host.ssd._copies._store  # type: ignore[attr-defined]
     return store
 
 

@@ -24,8 +24,8 @@ def request(name: str, tokens: int) -> Request:
     [((7,), 0), ((15,), 0), ((16,), 3), ((5, 5), 0), ((3, 3, 3), 3), ((1,), 3)],
 )
 def test_beside_captured_prompts_nothing_is_asked_for(prompts: tuple[int, ...], drafts: int) -> None:
-    """Of more tokens, prompts or rows than the shapes have, a step is launched kernel by kernel anyway. A prompt of one token is
-    a row like all others.
+    """Of more tokens, prompts or rows than the shapes have, a step is launched kernel by kernel anyway. A prompt of one token
+    is a row like all others.
     """
     scheduler = Scheduler(LAYOUT, chunk_tokens=64, pace=FixedPace(3, 3), prompts=SHAPES)
     device, requests = FakeDevice(LAYOUT, recurrent=False), [request("first", 9)]

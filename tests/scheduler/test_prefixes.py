@@ -230,7 +230,7 @@ def test_in_host_memory_a_longer_state_takes_the_only_place() -> None:
     engine.run(turn)
     longer = (*turn.prompt, *expected_output(turn), *DOCUMENT[5:])
     engine.run(request("t1", longer, 4))
-    host = engine.scheduler._prefixes._host
+    host = engine.scheduler._prefixes.host
     assert host is not None and host.cache.checkpoint_slots.free == 0
     (state,) = [each for node in all_nodes(host.cache) for each in node.checkpoints.values()]
     assert state.tokens > len(longer)

@@ -191,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         prefixes, slots = self.scheduler._prefixes, self.scheduler._running.slots
         held = [s.holding for s in self._holders() if s.holding is not None]
-        leaving = list(prefixes._host._leaving) if prefixes._host else []
+        leaving = list(prefixes.host._leaving) if prefixes.host else []
         leases = [*(holding.lease for holding in held), *(each.lease for each in leaving)]
         nodes = all_nodes(prefixes.cache)
         for group, pool in enumerate(prefixes.cache.pools):
@@ -203,12 +203,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         used = [holding.slot for holding in held]
         assert len(used) == len(set(used)) and len(used) + slots.free == slots.total
         kept_states = {checkpoint.slot for node in nodes for checkpoint in node.checkpoints.values()}
-        given_back = prefixes._host._given_back if prefixes._host else []
+        given_back = prefixes.host._given_back if prefixes.host else []
         copied = {state.slot for state in (*given_back, *(state for each in leaving for state in each.states))}  # or evicted
         free = prefixes.cache.checkpoint_slots._free
         assert sorted((*(kept_states | copied), *free)) == list(range(self.layout.checkpoints)), "a checkpoint slot is lost"
-        if prefixes._host:
-            self._check_host(prefixes._host)
+        if prefixes.host:
+            self._check_host(prefixes.host)
 
     def _check_host(self, host: HostTier) -> None:
         """Between plans nobody reads host memory: all of it is free, the index's, or on its way from the SSD."""

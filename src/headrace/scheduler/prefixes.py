@@ -16,12 +16,11 @@ from headrace.cache.prefix.miss import Miss
 from headrace.cache.prefix.prefills import Prefills
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.prefix.tokens import TOKEN_BYTES, common_tokens, encode
-from headrace.cache.ssd import SsdStats
 from headrace.scheduler.hits import Hits
 from headrace.scheduler.host_tier import HostMemory, HostTier
 from headrace.scheduler.sequence import Sequence
 from headrace.scheduler.ssd_tier import Read, SsdSettings
-from headrace.types import HostCopies, PageCopy, PageUpdate, RestoreTimes, StateCopy
+from headrace.types import HostCopies, PageCopy, PageUpdate, StateCopy
 
 AHEAD_PAGES, AHEAD_SLOTS, AHEAD_ENTRIES = 256, 8, 32
 """Pages of a group and checkpoint slots that are kept free, and entries that are evicted for it in a step at most."""
@@ -62,7 +61,10 @@ class Start:
 
 
 class Prefixes:
-    """Pages of the sequences and, with settings, what is kept of them. Without, pages are free as soon as a sequence ends."""
+    """Pages of the sequences and, with settings, what is kept of them. Without, pages are free as soon as a sequence ends.
+
+    cache: the device's; host: of host memory and the SSD, if there is any.
+    """
 
     def __init__(
         self, layout: CacheLayout, settings: PrefixSettings | None, memory: HostMemory | None = None,
@@ -70,11 +72,11 @@ class Prefixes:
     ) -> None:
         self._layout = layout
         self._on = settings is not None
-        self._settings = settings or _OFF
-        self._by_checkpoint = self._settings.places is not None
-        self.cache = PrefixCache(layout, self._settings.policy, layout.checkpoints if self._by_checkpoint else None)
-        self._prefills = Prefills(layout.page_tokens, self._settings.split_tokens)
-        self._host = HostTier(self.cache, settings.host, settings, memory, ssd) if settings and settings.host else None
+        self.settings = settings or _OFF
+        self._by_checkpoint = self.settings.places is not None
+        self.cache = PrefixCache(layout, self.settings.policy, layout.checkpoints if self._by_checkpoint else None)
+        self._prefills = Prefills(layout.page_tokens, self.settings.split_tokens)
+        self.host = HostTier(self.cache, settings.host, settings, memory, ssd) if settings and settings.host else None
         self._restored: list[tuple[Lease, tuple[int, ...]]] = []  # what comes back from the host in the plan in the making
         self._nothing = Match(0, 0, None, locks=(0,) * len(layout.groups))
         self._due: dict[int, int] = {}  # checkpoint slot -> the slot whose state the next plan copies there
@@ -97,14 +99,14 @@ class Prefixes:
         return self._from_ssd(sequence, found) if ahead is None else None
 
     def _from_ssd(self, sequence: Sequence, found: Lookup) -> Lookup | Read | None:
-        ssd = self._host.ssd if self._host else None
-        if self._host is None or ssd is None or sequence.sought:
+        ssd = self.host.ssd if self.host else None
+        if self.host is None or ssd is None or sequence.sought:
             return found
-        salt, more_than = sequence.request.salt, found.tokens + self._settings.split_tokens
+        salt, more_than = sequence.request.salt, found.tokens + self.settings.split_tokens
         read = ssd.coming(salt, found.key, more_than)
         if read is None:
             there = ssd.find(salt, found.key, found.most, more_than)
-            read = self._host.fetch(salt, found.key, there) if there else None
+            read = self.host.fetch(salt, found.key, there) if there else None
             if there is not None and read is None and ssd.reading:
                 return None
             sequence.sought = True
@@ -113,9 +115,9 @@ class Prefixes:
 
     def _find(self, salt: str, key: bytes, most: int, writes: bool) -> Lookup:
         match = self.cache.match(salt, key, most)
-        if self._host is not None:
-            host = self._host.match(salt, key, most)
-            if host.tokens >= match.tokens + self._settings.split_tokens:
+        if self.host is not None:
+            host = self.host.match(salt, key, most)
+            if host.tokens >= match.tokens + self.settings.split_tokens:
                 return Lookup(key, most, self.cache.match_pages(salt, key, host.tokens), None, writes, host)
         return Lookup(key, most, match, None, writes)
 
@@ -140,7 +142,7 @@ class Prefixes:
         """Have sequences that have ended give back the pages that they still keep; whether there were any. What was looked up
         before is to be looked up again.
         """
-        return self._host is not None and self._host.release()
+        return self.host is not None and self.host.release()
 
     def open(self, sequence: Sequence, found: Lookup, slot: int, waiting: Iterable[Sequence]) -> Start:
         """Begin a sequence in a slot with what was found. Where those of `waiting` part from it, its state will be kept."""
@@ -165,10 +167,10 @@ class Prefixes:
 
     def _restore(self, sequence: Sequence, found: Lookup, slot: int) -> tuple[Start, Miss | None] | None:
         """Begin with what host memory has, if that is more."""
-        if found.host is None or self._host is None:
+        if found.host is None or self.host is None:
             return None
         salt, tokens = sequence.request.salt, found.host.tokens
-        held = self._host.read(salt, found.key, found.host)
+        held = self.host.read(salt, found.key, found.host)
         if held is None:
             return None
         lease = self.cache.open_pages(salt, found.key, found.match, writes=found.writes)
@@ -176,16 +178,16 @@ class Prefixes:
         if self.cache.extend(lease, sequence.known) is None:
             self.cache.close(lease)
             return None
-        self._host.restore(held, lease, whole // self._layout.page_tokens, slot)
+        self.host.restore(held, lease, whole // self._layout.page_tokens, slot)
         return Start(lease, tokens, (), None, from_host=True), found.host.miss
 
     def may_arrive_later(self) -> bool:
         """Whether what comes from host memory is on its way beside the steps, so that nobody has to wait for it."""
-        return self._host is not None and self._host.asynchronous
+        return self.host is not None and self.host.asynchronous
 
     def landed(self, step: int) -> bool:
         """Whether what the plan of a step brings from host memory is there."""
-        return self._host is None or self._host.landed(step)
+        return self.host is None or self.host.landed(step)
 
     def arrived(self, sequence: Sequence) -> None:
         """The plan in the making admits a sequence whose beginning comes from host memory. Others find it from then on."""
@@ -201,7 +203,7 @@ class Prefixes:
 
         Another request of the same prompt resumes before its last token, whose logits it needs.
         """
-        if self._settings.places is None:
+        if self.settings.places is None:
             return None
         parts = [found.match.known]
         for other in waiting:
@@ -209,7 +211,7 @@ class Prefixes:
                 other.key = self._key(other)
                 parts.append(common_tokens(found.key, other.key))
         splits = {min(part, found.most) for part in parts}
-        return self._settings.places.of_prompt(
+        return self.settings.places.of_prompt(
             sequence.known, resumed, sequence.request.message_ends, [split for split in splits if split > resumed]
         )
 
@@ -234,22 +236,22 @@ class Prefixes:
 
     def begin_plan(self) -> None:
         """A plan is being made."""
-        if self._host is not None:
-            self._host.begin_plan()
+        if self.host is not None:
+            self.host.begin_plan()
 
     @property
     def outlived(self) -> bool:
         """Whether what is kept outlives the engine."""
-        return self._host is not None and self._host.ssd is not None
+        return self.host is not None and self.host.ssd is not None
 
     @property
     def copies_due(self) -> bool:
         """Whether something waits for a plan, to be copied to host memory."""
-        return self._host is not None and self._host.copies_due
+        return self.host is not None and self.host.copies_due
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until something has been read; whether anything was to be."""
-        ssd = self._host.ssd if self._host else None
+        ssd = self.host.ssd if self.host else None
         if ssd is None or not ssd.reading:
             return False
         ssd.wait(seconds)
@@ -257,8 +259,8 @@ class Prefixes:
 
     def end(self) -> None:
         """The last plan was launched: what is to outlive the engine is written."""
-        if self._host is not None and self._host.ssd is not None:
-            self._host.ssd.close()
+        if self.host is not None and self.host.ssd is not None:
+            self.host.ssd.close()
 
     def take_copies(self) -> tuple[StateCopy, ...]:
         """States that the plan in the making copies before its rows. Nothing more is opened for it."""
@@ -268,12 +270,12 @@ class Prefixes:
 
     def take_host_copies(self) -> HostCopies | None:
         """What the plan copies to and from host memory. What has come back is filed on the device too."""
-        if self._host is None:
+        if self.host is None:
             return None
         for lease, tokens in self._restored:
             self.cache.record(lease, tokens)
         self._restored = []
-        return self._host.take()
+        return self.host.take()
 
     def planned(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
         """A complete plan computes these known tokens of the sequence, up to `sequence.planned`."""
@@ -300,9 +302,9 @@ class Prefixes:
         assert holding is not None
         lease = holding.lease
         if sequence.arrival is not None:
-            assert self._host is not None
+            assert self.host is not None
             self._prefills.end(lease)
-            self._host.give_up(lease, holding.slot)
+            self.host.give_up(lease, holding.slot)
             self.cache.close(lease)
             return
         if lease.writes:
@@ -310,12 +312,12 @@ class Prefixes:
             if lease.recorded(self._layout.page_tokens) == sequence.planned:
                 self._checkpoint(lease, holding.slot)
         self._prefills.end(lease)
-        if not (self._host is not None and lease.writes and self._keep(sequence, lease)):
+        if not (self.host is not None and lease.writes and self._keep(sequence, lease)):
             self.cache.close(lease)
 
     def _keep(self, sequence: Sequence, lease: Lease) -> bool:
-        assert self._host is not None
-        return self._host.keep(lease, encode(sequence.known_tokens(0, lease.recorded(self._layout.page_tokens))))
+        assert self.host is not None
+        return self.host.keep(lease, encode(sequence.known_tokens(0, lease.recorded(self._layout.page_tokens))))
 
     def idle(self) -> None:
         """Nothing runs: what has ended needs no pages."""
@@ -331,62 +333,3 @@ class Prefixes:
         checkpoint = self.cache.checkpoint(lease)
         if checkpoint is not None:
             self._due[checkpoint] = slot
-
-    # What there is
-
-    @property
-    def pages_total(self) -> int:
-        return sum(pool.total for pool in self.cache.pools)
-
-    @property
-    def pages_cached(self) -> tuple[int, ...]:
-        """Pages of each group that are kept and that no running sequence reads."""
-        return self.cache.unread_pages
-
-    @property
-    def pages_used(self) -> int:
-        """Pages that running sequences have."""
-        return sum(pool.total - pool.free for pool in self.cache.pools) - sum(self.pages_cached)
-
-    @property
-    def cached_bytes(self) -> int:
-        """Of pages that are kept and that no running sequence reads."""
-        return sum(pages * size for pages, size in zip(self.pages_cached, self._settings.page_bytes, strict=False))
-
-    @property
-    def host_bytes(self) -> tuple[int, int]:
-        """Of pages and of states in host memory."""
-        if self._host is None:
-            return 0, 0
-        cache, sizes = self._host.cache, self._settings.page_bytes
-        pages = sum(pages * size for pages, size in zip(cache.unread_pages, sizes, strict=False))
-        slots = cache.checkpoint_slots
-        return pages, (slots.total - slots.free) * self._settings.checkpoint_bytes
-
-    @property
-    def ssd(self) -> SsdStats | None:
-        """Of the SSD's store."""
-        return self._host.ssd.stats() if self._host and self._host.ssd else None
-
-    @property
-    def ssd_waiting(self) -> int:
-        """Entries that wait to be written there."""
-        return self._host.ssd.waiting if self._host and self._host.ssd else 0
-
-    @property
-    def restore_times(self) -> tuple[RestoreTimes, ...]:
-        if self._host is None:
-            return ()
-        return tuple(each.read() for each in (self._host.times, self._host.ssd and self._host.ssd.times) if each)
-
-    @property
-    def restores(self) -> int:
-        """Sequences that began with something from host memory."""
-        return self._host.restores if self._host else 0
-
-    @property
-    def checkpoints(self) -> tuple[int, int, int]:
-        """Checkpoints that are kept, how many can be, and the bytes of those kept."""
-        slots = self.cache.checkpoint_slots
-        used = slots.total - slots.free
-        return used, slots.total, used * self._settings.checkpoint_bytes
