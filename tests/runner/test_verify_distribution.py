@@ -1,7 +1,9 @@
 """Drafter and verification together: the joint distribution of three tokens is the target's, exactly, whatever was drafted.
 
 20,000 sequences over 8 tokens, a drafter far from the target, 0 to 3 drafts a row in one batch; verifications that are wrong as
-a control.
+a control. Both ways to verify: by the target's own draw (sequences with a seed), and by what drafts were drawn from (free
+ones).
+Every test here that can fail by chance does at most once in 10^8 times, or twice.
 """
 
 from __future__ import annotations
@@ -9,23 +11,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
 from headrace.kernels.accept_drafts import DraftSlots
-from headrace.kernels.sample import Features, SlotState
+from headrace.kernels.sample import Features, Odds, SlotState, accept
+from headrace.kernels.sample.noise import gumbel, row_keys, uniform
+from headrace.kernels.sample.odds import ACCEPTING, RESIDUAL
 from headrace.kernels.sample.reference import probabilities
-from headrace.kernels.sample.slots import GENERATED_ONCE
+from headrace.kernels.sample.slots import GENERATED_ONCE, RowParams
 from headrace.runner.coin import Coin
 from headrace.runner.draft_batch import Runs
 from headrace.runner.draft_draw import DraftDraw
 from headrace.runner.sampler import Sampler
 from headrace.runner.verify import Verifier
 
-VOCAB, SLOTS, PASSES, LENGTH, START = 8, 500, 40, 3, 0
+VOCAB, SLOTS, PASSES, LENGTH, START, MOST = 8, 500, 40, 3, 0, 3
 _RNG = torch.Generator().manual_seed(7)
 TARGET, DRAFTER = (1.5 * torch.randn(2, VOCAB, VOCAB, generator=_RNG, dtype=torch.float64)).unbind()  # by the token before
 CPU = torch.device("cpu")
@@ -74,9 +80,15 @@ OPTIONS = (
 
 
 class Sequences:
-    """SLOTS sequences at a time, each in a slot of its own under a seed of its own. chance: a coin accepts instead."""
+    """SLOTS sequences at a time, each in a slot of its own under a seed of its own. chance: a coin accepts instead. free: every
+    so many sequences are, none if 0. masses: drafts from this one on are the drafter's likeliest tokens. heat: temperatures
+    that drafts are really drawn at, as multiples of those that their odds are told for.
+    """
 
-    def __init__(self, options: Options, *, chance: float | None = None, still: bool = False) -> None:
+    def __init__(
+        self, options: Options, *, chance: float | None = None, still: bool = False, free: int = 0, masses: int = MOST,
+        heat: float = 1.0,
+    ) -> None:
         self.sampler = Sampler(SLOTS + 1, VOCAB, CPU, torch.float64)
         options.put(self.sampler.state)
         self.sampler._features = [options.features] * (SLOTS + 1)
@@ -87,7 +99,11 @@ class Sequences:
             state.marks,
         )
         coin = None if chance is None else Coin(state, chance)
-        self.verifier, self._still, self._turn = Verifier(lambda hidden: hidden, self.sampler, self.slots, coin), still, 0
+        self.odds = Odds.allocate(SLOTS + 1, MOST, CPU)
+        self.odds.free[:SLOTS] = torch.arange(SLOTS) % free == 0 if free else False
+        self.verifier = Verifier(lambda hidden: hidden, self.sampler, self.slots, coin, self.odds if free else None)
+        self._still, self._masses, self._heat, self._turn = still, masses, heat, 0
+        self.firsts = self.accepted = 0  # first drafts behind START, and those that were accepted
 
     def draw(self) -> Joint:
         found: Joint = Counter()
@@ -106,13 +122,33 @@ class Sequences:
 
     def _step(self) -> list[tuple[tuple[int, ...], tuple[object, ...]]]:
         self._turn += 1
-        rows, counts = torch.arange(SLOTS), (torch.arange(SLOTS) + self._turn) % 4
+        counts = (torch.arange(SLOTS) + self._turn) % (MOST + 1)
         starts, tokens = self.slots.positions[:SLOTS].clone(), [self.slots.next_tokens[:SLOTS].clone()]
-        draw = DraftDraw(self.sampler, rows, starts)
-        for place in range(3):
-            tokens.append(draw(DRAFTER[tokens[-1]], place))
+        for place in range(MOST):
+            tokens.append(self._draft(DRAFTER[tokens[-1]], starts, place))
         runs = self._runs(torch.stack(tokens, 1), counts, starts)
-        return list(self.verifier.draw(runs, TARGET[runs.tokens], deferred=False).results())
+        results = list(self.verifier.draw(runs, TARGET[runs.tokens], deferred=False).results())
+        if not starts.any():
+            asked = zip(results, tokens[1].tolist(), counts.tolist(), strict=True)
+            kept = [found[0] == draft for (found, _), draft, count in asked if count]
+            self.firsts, self.accepted = self.firsts + len(kept), self.accepted + sum(kept)
+        return results
+
+    def _draft(self, scores: Tensor, starts: Tensor, place: int) -> Tensor:
+        rows, draw = torch.arange(SLOTS), DraftDraw(self.sampler, self.odds, torch.arange(SLOTS), starts)
+        if place >= self._masses:
+            return scores.argmax(1)
+        if self._heat == 1:
+            return draw(scores, place)
+        drafts = draw(scores / self._heat, place)
+        told = self.odds
+        self.odds = Odds.allocate(SLOTS + 1, MOST, CPU)
+        self.odds.free.copy_(told.free)
+        DraftDraw(self.sampler, self.odds, rows, starts)(scores, place)
+        for ours, theirs in ((told.ids, self.odds.ids), (told.chances, self.odds.chances)):
+            ours[:, place] = theirs[:, place]
+        self.odds = told
+        return drafts
 
     def _runs(self, tokens: Tensor, counts: Tensor, starts: Tensor) -> Runs:
         """tokens [S, 4], of which each row has one more than its drafts."""
@@ -121,10 +157,11 @@ class Sequences:
         within = torch.arange(len(owner)) - begins[owner]
         flat = tokens[owner, within]
         drawn_at = torch.zeros_like(owner) if self._still else starts[owner] + within + 1
+        draft_of = torch.where(within < counts[owner].clamp(max=self._masses), within, -1)
         names = tuple(range(SLOTS))
         return Runs(
-            flat, begins.int(), counts, torch.arange(SLOTS), starts, begins.int(), None, owner, drawn_at, names,
-            tuple(owner.tolist()), tuple(begins.tolist()), 4,
+            flat, begins.int(), counts, torch.arange(SLOTS), starts, begins.int(), None, owner, drawn_at, draft_of, names,
+            tuple(owner.tolist()), tuple(begins.tolist()), MOST + 1,
         )
 
 
@@ -152,15 +189,80 @@ def test_the_drafter_is_far_from_the_target() -> None:
     assert sum(Options().joint().values()) == pytest.approx(1) and len(Options().joint()) == VOCAB**LENGTH
 
 
+@cache
+def drawn(options: Options, free: int, masses: int) -> tuple[Joint, Sequences]:
+    sequences = Sequences(options, free=free, masses=masses)
+    return sequences.draw(), sequences
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_three_tokens_follow_the_exact_probabilities(options: Options) -> None:
-    found = Sequences(options).draw()
+@pytest.mark.parametrize(("free", "masses"), [(0, MOST), (1, MOST), (2, 2)], ids=("seeded", "free", "mixed"))
+def test_three_tokens_follow_the_exact_probabilities(options: Options, free: int, masses: int) -> None:
+    """mixed: every second sequence is free, and has a point mass behind two drafts that are drawn."""
+    found = drawn(options, free, masses)[0]
     assert found.total() == SLOTS * PASSES and fits(found, options.joint())
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_drafts_are_accepted_as_often_as_the_two_agree(options: Options) -> None:
+    """sum min(p, q), q with the temperature and the limits of p: none of these penalties is on yet at the first token."""
+    (_, sequences), state = drawn(options, 1, MOST), SlotState.allocate(1, VOCAB, CPU)
+    options.put(state)
+    p, q = (probabilities(logits[START], state, 0) for logits in (TARGET, DRAFTER))
+    chance = float(torch.minimum(p, q).sum())
+    deviation = math.sqrt(chance * (1 - chance) / sequences.firsts)
+    assert sequences.firsts > 14_000 and abs(sequences.accepted / sequences.firsts - chance) < 5.6 * deviation
+    assert options.temperature < 1 or chance > float((p * q).sum()) + 12 * deviation  # what independent draws come to
+
+
+def decision(accepting: str, instead: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Stands for `accept._decided`. accepting: "p / q", or "p", as if q were 1. instead: what a rejected draft's token is drawn
+    from: "p - q", "p", or "p but the draft", as for a point mass.
+    """
+
+    def decided(x: Tensor, params: RowParams, positions: Tensor, drafts: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        p, exact = accept._kept(x, params)
+        p, draft = p / p.sum(1, keepdim=True), drafts[:, None]
+        fell = uniform(row_keys(params.seed + ACCEPTING, positions), torch.zeros(1, dtype=torch.int64), x.dtype)
+        accepted = fell * (q.gather(1, draft) if accepting == "p / q" else 1) < p.gather(1, draft)
+        left = {"p - q": (p - q).clamp(min=0), "p": p, "p but the draft": p.scatter(1, draft, 0.0)}[instead]
+        noise = gumbel(row_keys(params.seed + RESIDUAL, positions), torch.arange(VOCAB), x.dtype)
+        return torch.where(accepted[:, 0], drafts, (left.log() + noise).argmax(1)), exact
+
+    return decided
+
+
+@pytest.mark.parametrize(("accepting", "instead", "right"), [
+    ("p / q", "p - q", True), ("p / q", "p", False), ("p / q", "p but the draft", False),
+    ("p", "p - q", False), ("p", "p", False), ("p", "p but the draft", True),
+])
+def test_a_q_that_is_left_out_is_noticed(
+    accepting: str, instead: str, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the acceptance, or of what is drawn instead (a residual that is not max(p - q, 0), normalised). Left out of both it is
+    a point mass, which is right for any draft, and accepted less often.
+    """
+    monkeypatch.setattr(accept, "_decided", decision(accepting, instead))
+    assert fits(Sequences(Options(), free=1).draw(), Options().joint()) == right
+
+
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.5])
-def test_a_temperature_that_is_applied_twice_is_noticed(temperature: float) -> None:
-    assert not fits(Sequences(Options(temperature**2)).draw(), Options(temperature).joint())
+def test_odds_of_another_temperature_than_the_drafts_are_noticed(temperature: float) -> None:
+    """Drafts drawn with the temperature twice, whose odds are told with it once."""
+    options = Options(temperature)
+    assert not fits(Sequences(options, free=1, heat=temperature).draw(), options.joint())
+
+
+@pytest.mark.parametrize("salt", ["ACCEPTING", "RESIDUAL"])
+def test_noise_that_drafts_were_drawn_with_is_noticed(salt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, salt, 0)
+    assert not fits(Sequences(Options(), free=1).draw(), Options().joint())
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.5])
+@pytest.mark.parametrize("free", [0, 1])
+def test_a_temperature_that_is_applied_twice_is_noticed(temperature: float, free: int) -> None:
+    assert not fits(Sequences(Options(temperature**2), free=free).draw(), Options(temperature).joint())
 
 
 @pytest.mark.parametrize("chance", [0.3, 1.0])
@@ -168,13 +270,15 @@ def test_drafts_that_pass_without_the_target_are_noticed(chance: float) -> None:
     assert not fits(Sequences(Options(), chance=chance).draw(), Options().joint())
 
 
-def test_noise_that_repeats_at_the_next_place_is_noticed() -> None:
-    assert not fits(Sequences(Options(), still=True).draw(), Options().joint())
+@pytest.mark.parametrize("free", [0, 1])
+def test_noise_that_repeats_at_the_next_place_is_noticed(free: int) -> None:
+    assert not fits(Sequences(Options(), still=True, free=free).draw(), Options().joint())
 
 
-def test_penalties_that_do_not_count_drafts_before_are_noticed() -> None:
+@pytest.mark.parametrize("free", [0, 1])
+def test_penalties_that_do_not_count_drafts_before_are_noticed(free: int) -> None:
     counted, not_counted = Options(presence=0.9, frequency=0.6), Options()
-    assert not fits(Sequences(not_counted).draw(), counted.joint())
+    assert not fits(Sequences(not_counted, free=free).draw(), counted.joint())
 
 
 def test_every_bin_is_an_order_of_tokens() -> None:

@@ -91,7 +91,7 @@ def requests(count: int = 7, **changed: Any) -> list[Request]:
     rng, made = random.Random(3), []
     for number in range(count):
         prompt = tuple(rng.randrange(VOCABULARY) for _ in range(rng.choice((3, 17, 19, 40, 61))))
-        params = SamplingParams(temperature=(0.0, 2.0, 4.0)[number % 3], **changed)
+        params = SamplingParams(temperature=(0.0, 2.0, 4.0)[number % 3], seed=number, **changed)
         made.append(Request(f"r{number}", prompt, params, seed=number, max_tokens=45))
     return made
 
@@ -179,7 +179,7 @@ def test_after_a_hit_it_drafts_as_cold(hybrid: Path, drafter: Path, loop: str, p
 
 
 def request(name: str, prompt: tuple[int, ...], salt: str, seed: int) -> Request:
-    params = SamplingParams(temperature=3.0)
+    params = SamplingParams(temperature=3.0, seed=seed)
     return Request(f"{name}", prompt, params, seed=seed, max_tokens=30, salt=salt)
 
 

@@ -43,7 +43,7 @@ def requests() -> list[Request]:
     for number in range(6):
         phrase = [(7 * number + 3 * at) % 90 + 5 for at in range(9)]
         bias = dict.fromkeys(phrase[:1], 100.0) if number % 2 else {}
-        params = SamplingParams(temperature=0.0 if number % 3 else 0.8, logit_bias=bias)
+        params = SamplingParams(temperature=0.0 if number % 3 else 0.8, logit_bias=bias, seed=number)
         made.append(Request(f"r{number}", tuple(phrase * 3), params, seed=number, max_tokens=60))
     return made
 

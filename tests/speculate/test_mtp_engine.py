@@ -69,7 +69,7 @@ def prompts(count: int, longest: int = 45) -> list[Request]:
     for number in range(count):
         length = 1 + (17 * number + 3) % longest
         prompt = tuple((31 * number + 7 * at + at * at) % 280 + 3 for at in range(length))
-        params = SamplingParams(temperature=0.9 if number % 3 == 2 else 0.0)
+        params = SamplingParams(temperature=0.9 if number % 3 == 2 else 0.0, seed=number)
         made.append(Request(f"r{number}", prompt, params, seed=number, max_tokens=20 + 5 * (number % 4)))
     return made
 
@@ -184,7 +184,7 @@ def test_proposals_are_those_of_a_request_alone_whatever_goes_on(hybrid: Path, l
     rng, stems, requests = random.Random(5), [[(13 * stem + 5 * at) % 280 + 3 for at in range(45)] for stem in range(3)], []
     for number in range(14):
         prompt = stems[number % 3][: rng.randint(20, 45)] + [rng.randrange(3, 290) for _ in range(rng.randint(1, 9))]
-        params = SamplingParams(temperature=0.8 * (number % 4 == 3))
+        params = SamplingParams(temperature=0.8 * (number % 4 == 3), seed=number)
         requests.append(Request(f"r{number}", tuple(prompt), params, seed=number, max_tokens=rng.randint(10, 40)))
     lines = dict(engine(hybrid, 4).info.budget)
     cache_bytes = lines["state slots"] + 60_000 + 44 * lines["kv pages 0"] // (4 * 128 // PAGE)

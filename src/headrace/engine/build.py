@@ -160,7 +160,8 @@ def _build_core(
     if runs_triton(decoder.embedding.weight):
         start.taken["weights"] = torch.cuda.memory_allocated() - others_bytes
         start.taken["workspace"] = rehearse(
-            model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens
+            model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
+            draws=drafted.memory.draws,
         )
         torch.cuda.empty_cache()  # what stays is not to lie in what these prompts took
         start.lap("kernels and first prompts")

@@ -3,7 +3,8 @@
 The ring: two halves of K drafts in every Gated DeltaNet layer, each with its key, delta, summed decay and convolution inputs
 (`kernels.gated_delta_verify.Ring`). And how far the sequence is, which only the device knows while drafts are being verified:
 its position and its end as int64, whether its message has ended as a byte, pending drafts and the ring's half as int32. And
-the newest drafts that a drafter on the device made for it, int64 each.
+the newest drafts that a drafter on the device made for it, int64 each, and what each was drawn from (`kernels.sample.odds`): up
+to 64 tokens as int32, their probabilities as float32, and their number; whether that is wanted is a byte of the slot.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from headrace.models.spec import GatedDeltaSpec, ModelSpec
 from headrace.plan.dtypes import Dtypes, itemsize, ring_type
 
-_PROGRESS_BYTES, _DRAFT_BYTES = 2 * 8 + 1 + 2 * 4, 8
+ODDS_TOKENS = 64
+_PROGRESS_BYTES, _DRAFT_BYTES = 2 * 8 + 1 + 2 * 4 + 1, 8 + ODDS_TOKENS * (4 + 4) + 4
 
 
 def progress_bytes(drafts: int) -> int:

@@ -54,6 +54,11 @@ class DrafterMemory:
         return tuple(line for line in (self.line, self.wide) if line is not None)
 
     @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn from scores; lookup's are point masses."""
+        return self.method in ("mtp", "dflash")
+
+    @property
     def observes(self) -> int:
         """Nodes of what it takes in of a captured step, at most."""
         return {"off": 0, "lookup": 8, "mtp": 40, "dflash": 80}[self.method] + (8 if self.extended else 0)

@@ -13,11 +13,11 @@ def step_words(tokens: int, rows: int, pages: int, *, drafts: bool = False) -> i
 
     Each token has its id, its position and its slot, and perhaps its place and slot again where its id is on the device; a
     row, of which there are no more than tokens, its slot, length, offset, and three numbers for sampling. With drafts a token
-    has its id, its row and place in it, and itself and its run if something is drawn behind it; a row its slot, offset,
-    certain tokens and length, and if it samples its place among the rows, its last certain token, its first place, its draft
-    count, whether its first token is on the device, and how many drafts it is asked for.
+    has its id, its row and place in it, the draft behind it, and itself and its run if something is drawn behind it; a row its
+    slot, offset, certain tokens and length, and if it samples its place among the rows, its last certain token, its first
+    place, its draft count, whether its first token is on the device, and how many drafts it is asked for.
     """
-    return 5 * tokens + (10 if drafts else 6) * min(tokens, rows) + 2 * pages + 8
+    return (6 if drafts else 5) * tokens + (10 if drafts else 6) * min(tokens, rows) + 2 * pages + 8
 
 
 def graph_words(rows: int, groups: int) -> int:

@@ -27,7 +27,8 @@ class Runs:
     tokens [T]: the batch's. last [S] int32: of them the runs' last certain ones, which counts [S] int64 drafts follow. slots
     [S] int64: with padding for those that are frozen. positions [S] int64: of `last`. begins [S] int32: the runs' first places.
     Of each place, [N] int64: place_at, the token that it is drawn behind, None where that is all tokens; place_slots; drawn_at,
-    its position. On the host: names, the slots; place_names, those of places; most, the most places of a run.
+    its position. draft_of [T] int64: behind which draft number of a drafter on the device each token stands, counted from 0, -1
+    for none. On the host: names, the slots; place_names, those of places; most, the most places of a run.
     """
 
     tokens: Tensor
@@ -39,6 +40,7 @@ class Runs:
     place_at: Tensor | None
     place_slots: Tensor
     drawn_at: Tensor
+    draft_of: Tensor
     names: tuple[int, ...]
     place_names: tuple[int, ...]
     host_begins: tuple[int, ...]
@@ -93,6 +95,7 @@ class DraftPacker:
         offsets = np.concatenate(([0], counts.cumsum()))
         owner = upload.add(np.arange(len(rows)).repeat(counts))
         within = upload.add(np.arange(offsets[-1]) - offsets[:-1].repeat(counts))
+        draft_of = upload.add(_draft_of(rows, sure, counts))
         known = upload.add([token for row in rows for token in (*(row.tokens or (0,)), *row.drafts, *(-1,) * row.asked)])
         slots, certain = upload.add([row.slot for row in rows]), upload.add(sure)
         row_counts, row_offsets = upload.add(counts), upload.add(offsets, torch.int32)
@@ -140,10 +143,17 @@ class DraftPacker:
             run_slots, names = where[at(runs_at)], [rows[i].slot for i in sampled]
             runs = Runs(
                 tokens, at(run_last), at(run_counts), run_slots, positions[at(run_last).long()], at(run_begins), at(place_at),
-                run_slots[at(place_run)], positions[at(place_at)] + 1, tuple(names),
+                run_slots[at(place_run)], positions[at(place_at)] + 1, at(draft_of), tuple(names),
                 tuple(np.array(names).repeat(places).tolist()), tuple(begins.tolist()), int(places.max()),
             )
         return DraftStep(batch, runs, at(certain), starts, at(others) if others.count else None)
+
+
+def _draft_of(rows: Sequence[Row], sure: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[T]: see `Runs`."""
+    behind = np.concatenate([np.arange(count) - (certain - 1) for certain, count in zip(sure, counts, strict=True)])
+    asked = np.array([row.asked for row in rows]).repeat(counts)
+    return np.where((behind >= 0) & (behind < asked), behind, -1)
 
 
 def _deferred(certain: Tensor, slots: Tensor, counts: np.ndarray, folds: bool) -> Deferred:

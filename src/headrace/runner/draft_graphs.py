@@ -39,6 +39,7 @@ class DraftInputs:
 
     slots: Span  # [R] int64
     drafts: Span  # [T] int64, below 0 for those of a drafter on the device; a row's first token is its slot's next input
+    draft_of: Span  # [T] int64, see `Runs`
     counts: Span  # [R] int64, of drafts
     offsets: Span  # [R + 1] int32
     updated: Span  # [U] int64, indices of the page tables' entries
@@ -74,7 +75,7 @@ class DraftGraph:
         self._over, self._tables = over, over.tables
         self.most_updates = size * len(over.tables.entries) * -(-self.most // over.tables.page_tokens)
         device = over.sampler.device
-        self._upload = Upload(3 * size + self.tokens + 1 + 2 * self.most_updates, device)
+        self._upload = Upload(3 * size + 2 * self.tokens + 1 + 2 * self.most_updates, device)
         self._nowhere = over.tables.entries[:, over.tables.padding_slot, 0] * over.tables.page_tokens  # [G]
         certain = torch.ones(size, dtype=torch.int32, device=device)
         self._deferred = Deferred(certain, size, self.tokens, certain[:0].long()) if width > 1 else None
@@ -151,15 +152,17 @@ class DraftGraph:
         widths = self._widths([1 + row.draft_count for row in rows] + [1] * spare)
         offsets = [0, *accumulate(widths)]
         self._begins = tuple(offsets[:-1])
-        drafts = [0] * self.tokens
+        drafts, draft_of = [0] * self.tokens, [-1] * self.tokens
         for begin, row in zip(self._begins, rows, strict=False):
             drafts[begin + 1 : begin + 1 + row.draft_count] = row.drafts or (-1,) * row.asked
+            draft_of[begin : begin + row.asked] = range(row.asked)
         indices, pages = self._tables.places((row.slot, update) for row in rows for update in row.page_updates)
         idle = self.most_updates - len(indices)
         upload.begin()
         return DraftInputs(
             slots=upload.add([row.slot for row in rows] + [self._tables.padding_slot] * spare),
             drafts=upload.add(drafts),
+            draft_of=upload.add(draft_of),
             counts=upload.add([row.draft_count for row in rows] + [0] * spare),
             offsets=upload.add(offsets, torch.int32),
             updated=upload.add(indices + [self._tables.padding_entry] * idle),
@@ -216,7 +219,9 @@ class DraftGraph:
             deferred=self._deferred,
         )
         first = offsets[:-1]
-        return batch, Runs(tokens, first, counts, where, starts, first, None, owners, positions + 1, (), (), (), self.most)
+        return batch, Runs(
+            tokens, first, counts, where, starts, first, None, owners, positions + 1, at(inputs.draft_of), (), (), (), self.most
+        )
 
     def _row_tokens(self) -> tuple[int, ...]:
         """Bounds."""
@@ -229,7 +234,7 @@ class DraftGraph:
         place_names = tuple(name for name, width in zip(names, widths, strict=False) for _ in range(width))
         return Runs(
             runs.tokens, runs.last[:count], runs.counts[:count], runs.slots[:count], runs.positions[:count],
-            runs.begins[:count], None, runs.place_slots[:places], runs.drawn_at[:places], names, place_names,
+            runs.begins[:count], None, runs.place_slots[:places], runs.drawn_at[:places], runs.draft_of, names, place_names,
             self._begins[:count], self.most,
         )
 

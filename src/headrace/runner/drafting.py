@@ -21,7 +21,7 @@ from headrace.runner.page_tables import PageTables
 from headrace.runner.progress import begin, draft_slots
 from headrace.runner.proposer import Proposer
 from headrace.runner.sampler import Sampler
-from headrace.runner.verify import DrawnRuns, Verifier
+from headrace.runner.verify import DrawnRuns, Logits, Verifier
 from headrace.speculate.drafter import DeviceDrafter
 from headrace.types import Admission, Request, Row, SamplingParams
 
@@ -44,8 +44,8 @@ class Drafting:
         self.forwards: ForwardGraphs | None = None
         self.slots = draft_slots(pools, sampler, device)
         self.coin = None if acceptance is None else Coin(sampler.state, acceptance)
-        self._verifier = Verifier(decoder.logits, sampler, self.slots, self.coin)
         self.proposer = Proposer(drafter, self.slots, tables, sampler, layout.drafts)
+        self._verifier = self._verifier_of(decoder.logits)
         self._packer = DraftPacker(tables, self.slots, self.proposer, most_tokens, layout.pool_slots, sum(layout.pages), device)
         self._pends = [False] * layout.slots  # whether drafts of the slot's last row may have been accepted
 
@@ -67,7 +67,7 @@ class Drafting:
 
     def capture(self, sizes: tuple[int, ...], shapes: tuple[PromptShape, ...]) -> None:
         """Capture steps of so many rows as graphs, and the decoder's part of steps with prompts of these shapes."""
-        captured, memory = Verifier(self._decoder.scores, self._sampler, self.slots, self.coin), torch.cuda.graph_pool_handle()
+        captured, memory = self._verifier_of(self._decoder.scores), torch.cuda.graph_pool_handle()
         forwards = ForwardGraphs(shapes, Forward(self._decoder, self._pools, self.tables, self.proposer.taps, memory))
         self.graphs = DraftGraphs(sizes, self._drafts, DraftCaptured(
             self._decoder, self._pools, self.tables, self.slots, self._sampler, captured, self._verifier,
@@ -106,6 +106,11 @@ class Drafting:
         drawn = self._verifier.finish(step, hidden)
         proposes = self._observe(step, taps, hidden) if self.proposer.drafter else None
         return drawn, hidden, None if self.coin else proposes
+
+    def _verifier_of(self, logits: Logits) -> Verifier:
+        drafter = self.proposer.drafter
+        odds = self.proposer.odds if drafter is not None and drafter.draws else None
+        return Verifier(logits, self._sampler, self.slots, self.coin, odds)
 
     def _take_in(self, rows: tuple[Row, ...]) -> None:
         """No row has drafts pending after this: the step runs as an engine's without drafts."""

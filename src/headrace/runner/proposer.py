@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.accept_drafts import DraftSlots
+from headrace.kernels.sample import Odds
 from headrace.layers.batch import Batch
 from headrace.runner.draft_draw import DraftDraw
 from headrace.runner.page_tables import PageTables
@@ -17,8 +18,8 @@ from headrace.types import Admission
 
 
 class Proposer:
-    """proposed [slots, K] int64: the newest drafts of every slot, of `drafter`; zeros without one. reads_pages: whether the
-    drafter is given page tables.
+    """proposed [slots, K] int64: the newest drafts of every slot, of `drafter`; zeros without one. odds: what they were drawn
+    from. reads_pages: whether the drafter is given page tables.
     """
 
     def __init__(
@@ -26,7 +27,9 @@ class Proposer:
     ) -> None:
         self.drafter, self.reads_pages = drafter, drafter is not None and drafter.reads_pages
         self._slots, self._tables, self._sampler = slots, tables, sampler
-        self.proposed = torch.zeros(len(slots.positions), most, dtype=torch.int64, device=slots.positions.device)
+        count, device = len(slots.positions), slots.positions.device
+        self.proposed = torch.zeros(count, most, dtype=torch.int64, device=device)
+        self.odds = Odds.allocate(count, most, device)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -38,6 +41,8 @@ class Proposer:
         return next(depth for depth in self.drafter.depths if depth >= asked)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
+        for admission in admissions:
+            self.odds.free[admission.slot].fill_(admission.request.params.seed is None)
         if self.drafter is not None:
             self.drafter.admit(admissions)
 
@@ -58,7 +63,7 @@ class Proposer:
         positions = self._slots.positions[slots]
         if self.reads_pages:  # behind the sequence's end nobody has taken a page
             counts = torch.minimum(counts, (self._slots.ends[slots] - positions).clamp(min=0))
-        draw = DraftDraw(self._sampler, slots, positions)
+        draw = DraftDraw(self._sampler, self.odds, slots, positions)
         asked = Asked(slots, counts, self._slots.next_tokens[slots], positions, tables, depth, draw)
         self.proposed[:, :depth].index_copy_(0, slots, self.drafter.propose(asked).tokens)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -12,6 +12,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.kernels.ahead import compiling_ahead
 from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.gated_delta_verify import MAX_TOKENS
+from headrace.kernels.sample import Against, Odds, draw_drafts
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
@@ -44,7 +45,7 @@ _PROMPTS_RUN = (1, 2, 4)
 @torch.inference_mode()
 def rehearse(
     spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, *, context: int,
-    chunk_tokens: int,
+    chunk_tokens: int, draws: bool = False,
 ) -> int:
     """Steps of every size that users will ask for, on a cache of one slot and page that all rows share, gone afterwards.
 
@@ -87,7 +88,7 @@ def rehearse(
             for shape in _captured_shapes(decoder, layout, chunk_tokens, context):
                 captured(shape)
         if layout.drafts:
-            _rehearse_drafts(spec, outline, layout, dtypes, device)
+            _rehearse_drafts(spec, outline, layout, dtypes, device, draws)
     held_bytes = _held_bytes(device)
     for parts in _PROMPTS_RUN:
         hidden = step(decoder, (-(-chunk_tokens // parts),))[:SCORED_ROWS]
@@ -101,9 +102,12 @@ def _captured_shapes(decoder: Decoder, layout: CacheLayout, chunk_tokens: int, c
     return prompt_shapes(layout.slots, chunk_tokens, context) if captures else ()
 
 
-def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device) -> None:
+def _rehearse_drafts(
+    spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, draws: bool
+) -> None:
     """Every number of rows with as many drafts as they may have, from the packing to what is accepted; with and without one
-    that ends a prompt with as many tokens as are verified together, for which kernels have another form.
+    that ends a prompt with as many tokens as are verified together, for which kernels have another form. draws: a drafter
+    that draws its drafts.
     """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, True, layout.drafts)
     tables, pools = PageTables(small, max(1 + layout.drafts, MAX_TOKENS), device), allocate_pools(spec, small, dtypes, device)
@@ -112,14 +116,28 @@ def _rehearse_drafts(spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dty
     slots = draft_slots(pools, sampler, device)
     proposer = Proposer(None, slots, tables, sampler, layout.drafts)
     packer = DraftPacker(tables, slots, proposer, layout.slots * (1 + layout.drafts) + MAX_TOKENS, layout.slots, 0, device)
-    verifier = Verifier(decoder.scores if device.type == "cuda" else decoder.logits, sampler, slots)
+    odds = proposer.odds if draws else None
+    ways = (decoder.scores, decoder.logits) if device.type == "cuda" else (decoder.logits,)
+    verifiers = [Verifier(logits, sampler, slots, odds=odds) for logits in ways]
     for rows in row_buckets(layout.slots):
         drafted = tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows))
         for step_rows in (drafted, (Row(0, 0, 0, (0,) * MAX_TOKENS), *drafted[1:])):
             step = packer.pack(step_rows, deferred=True)
             assert step.runs is not None
-            verifier.draw_together(step.runs, decoder(step.batch, pools), deferred=True)
+            hidden = decoder(step.batch, pools)
+            for verifier in verifiers:
+                verifier.draw_together(step.runs, hidden, deferred=True)
+        if odds is not None and runs_triton(hidden):
+            _rehearse_odds(sampler, odds, [logits(hidden[:rows]) for logits in ways])
     take_in(pools, (0,), device)
+
+
+def _rehearse_odds(sampler: Sampler, odds: Odds, logits: Sequence[Tensor]) -> None:
+    """Drafts that are drawn, and tokens that are counted where they are drawn against them; logits [R, V] of each type."""
+    slots = torch.zeros(len(logits[0]), dtype=torch.int64, device=logits[0].device)
+    draw_drafts(logits[0], sampler.state, slots, slots, odds, 0)
+    for each in logits:
+        sampler.draw_on_device(each, slots, slots, Against(odds, slots, slots))
 
 
 def _held_bytes(device: torch.device) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.dispatch import runs_triton
-from headrace.kernels.sample import Features, SlotState, draw_on_device, draws_on_device, sample, top_logprobs
+from headrace.kernels.sample import Against, Features, SlotState, draw_on_device, draws_on_device, sample, top_logprobs
 from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_ONCE, IN_PROMPT
 from headrace.runner.scores import TokenScores
 from headrace.runner.script import Script
@@ -99,19 +99,26 @@ class Sampler:
         """As `draw`, with the slots also on the device, as `where` [R] int64, and the positions [R] int64 only there."""
         return self.drawn(logits, self.tokens_at(logits, slots, where, positions, where), slots)
 
-    def tokens_at(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor, counted: Tensor) -> Tensor:
-        """The device's part of `draw_at`. counted [R] int64: the slots again, or padding for rows whose tokens do not count."""
+    def tokens_at(
+        self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor, counted: Tensor,
+        against: Against | None = None,
+    ) -> Tensor:
+        """The device's part of `draw_at`. counted [R] int64: the slots again, or padding for rows whose tokens do not count.
+        against: drafts of the rows.
+        """
         if runs_triton(logits) and self.draws_on_device(slots) and self.script is None:
-            return self.draw_on_device(logits, counted, positions)
-        tokens = self.tokens_of(logits, slots, where, positions)
+            return self.draw_on_device(logits, counted, positions, against)
+        tokens = self.tokens_of(logits, slots, where, positions, against)
         self._count(counted, tokens, [self._features[slot] for slot in slots])
         return tokens
 
-    def tokens_of(self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor) -> Tensor:
+    def tokens_of(
+        self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor, against: Against | None = None
+    ) -> Tensor:
         """As `tokens_at`, of `independent` slots, each as often as it may be. They are not counted."""
         if self.script is not None:
             return self.script.tokens(where, positions)
-        return sample(logits, self.state, where, positions, [self._features[slot] for slot in slots])
+        return sample(logits, self.state, where, positions, [self._features[slot] for slot in slots], against)
 
     def reports(self, slots: Sequence[int]) -> bool:
         """Whether one of these slots asked for log-probabilities."""
@@ -125,9 +132,11 @@ class Sampler:
         """Whether `draw_on_device` draws what these slots want."""
         return all(draws_on_device(self._features[slot]) for slot in slots)
 
-    def draw_on_device(self, logits: Tensor, where: Tensor, positions: Tensor) -> Tensor:
+    def draw_on_device(
+        self, logits: Tensor, where: Tensor, positions: Tensor, against: Against | None = None
+    ) -> Tensor:
         """The device's part of a draw that needs no host, so that a graph can hold it: tokens [R], counted as generated."""
-        return draw_on_device(logits, self.state, where, positions, self.next_tokens)
+        return draw_on_device(logits, self.state, where, positions, self.next_tokens, against)
 
     def drawn(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> Drawn:
         """The host's part of a draw: tokens [R] drawn from logits [R, V] for `slots`, with what they asked for beside them."""

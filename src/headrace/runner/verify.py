@@ -1,9 +1,11 @@
 """Draws the tokens of rows with drafts, and moves their slots on by what is accepted. Nothing here waits for the device.
 
-Sample-and-match: the target's token is drawn at every position of a row with the sampler's own noise, which depends on seed,
-position and token id alone, and drafts are accepted while they are the tokens drawn. So a request's tokens are those it would
-have had without drafts, whatever it samples with. Acceptance ends where the message does, by EOS, a stop token id or
-max_tokens, and the slot is frozen there: later rows of a frozen slot, which may be on their way already, change nothing.
+The target's token is drawn at every position of a row, and drafts are accepted while they are the tokens drawn. Of requests
+with a seed it is drawn with the sampler's own noise, which depends on seed, position and token id alone: so their tokens are
+those that they would have had without drafts, whatever they sample with (sample-and-match). Of others, where it is known what a
+draft was drawn from, it is that draft as often as can be, and distributed as ever (`kernels.sample.accept`). Acceptance ends
+where the message does, by EOS, a stop token id or max_tokens, and the slot is frozen there: later rows of a frozen slot, which
+may be on their way already, change nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.accept_drafts import DraftSlots, Drawn, accept_drafts, ends_message
+from headrace.kernels.sample import Against, Odds
 from headrace.plan.workspace import LOGIT_ROWS
 from headrace.runner.coin import Coin
 from headrace.runner.draft_batch import DraftStep, Runs
@@ -52,10 +55,14 @@ class DrawnRuns:
 
 
 class Verifier:
-    """Draws runs from the logits that `logits` makes of hidden states [N, hidden]. coin: decides what is accepted instead."""
+    """Draws runs from the logits that `logits` makes of hidden states [N, hidden]. coin: decides what is accepted instead.
+    odds: what drafts were drawn from, if that may be known.
+    """
 
-    def __init__(self, logits: Logits, sampler: Sampler, slots: DraftSlots, coin: Coin | None = None) -> None:
-        self._logits, self._sampler, self._slots, self._coin = logits, sampler, slots, coin
+    def __init__(
+        self, logits: Logits, sampler: Sampler, slots: DraftSlots, coin: Coin | None = None, odds: Odds | None = None
+    ) -> None:
+        self._logits, self._sampler, self._slots, self._coin, self._odds = logits, sampler, slots, coin, odds
         self._padding_slot = len(slots.positions) - 1
 
     def finish(self, step: DraftStep, hidden: Tensor) -> DrawnRuns | None:
@@ -76,13 +83,15 @@ class Verifier:
         """Place by place: each token is counted before the next is drawn, as penalties and min_tokens need it."""
         tokens: list[Tensor] = []
         scored: list[tuple[int, Scored]] = []
-        counted, size = runs.slots, len(runs.slots)
-        for logits in self._by_place(runs, hidden):  # [n, S, V]
+        counted, size, at = runs.slots, len(runs.slots), _places(runs)
+        against = self._against(runs, at)
+        for logits in self._by_place(hidden, at):  # [n, S, V]
             for x in logits:
                 if tokens:
                     counted = self._going_on(runs, counted, tokens[-1], len(tokens))
                 positions = runs.positions + (len(tokens) + 1)
-                drawn = self._sampler.tokens_at(x, runs.names, runs.slots, positions, counted)
+                drafts = against and against.part(len(tokens))
+                drawn = self._sampler.tokens_at(x, runs.names, runs.slots, positions, counted, drafts)
                 if self._coin is not None and runs.most > 1:
                     following = (runs.last.long() + 1 + len(tokens)).clamp(max=len(runs.tokens) - 1)
                     drawn = self._coin.decide(drawn, runs.tokens[following], runs.slots, positions)
@@ -98,12 +107,15 @@ class Verifier:
         """All places of a slice at once, for rows whose draws do not depend on the tokens before them."""
         tokens: list[Tensor] = []
         scored: list[tuple[int, Scored]] = []
+        against = self._against(runs, runs.place_at)
         places = len(runs.drawn_at)  # of all tokens, there may be some of padding behind
         for first in range(0, places, LOGIT_ROWS):
             part = slice(first, min(first + LOGIT_ROWS, places))
             logits = self._logits(hidden[part] if runs.place_at is None else hidden[runs.place_at[part]])
             names = runs.place_names[part]
-            drawn = self._sampler.tokens_of(logits, names, runs.place_slots[part], runs.drawn_at[part])
+            drawn = self._sampler.tokens_of(
+                logits, names, runs.place_slots[part], runs.drawn_at[part], against and against.part(part)
+            )
             scored.append((first, self._sampler.scored(logits, drawn, names)))
             tokens.append(drawn)
             del logits
@@ -119,13 +131,18 @@ class Verifier:
         drafts = following if runs.place_at is None else following[runs.place_at]
         return self._coin.decide(tokens, drafts[: len(tokens)], runs.place_slots, runs.drawn_at)
 
-    def _by_place(self, runs: Runs, hidden: Tensor) -> Iterator[Tensor]:
-        """Logits [n, S, V] behind the runs' first tokens, then their second ones, a bounded number of rows at a time."""
-        rows = len(runs.slots)
+    def _against(self, runs: Runs, at: Tensor | None) -> Against | None:
+        """The drafts behind tokens `at`, all if it is None, whose odds are known."""
+        if self._odds is None or runs.most == 1:
+            return None
+        following, draft_of = runs.tokens.roll(-1), runs.draft_of
+        return Against(self._odds, *((following, draft_of) if at is None else (following[at], draft_of[at])))
+
+    def _by_place(self, hidden: Tensor, at: Tensor) -> Iterator[Tensor]:
+        """Logits [n, S, V] behind tokens at [most, S], a bounded number of rows at a time."""
+        most, rows = at.shape
         step = max(1, LOGIT_ROWS // rows)
-        place = torch.arange(runs.most, device=hidden.device)[:, None]
-        at = runs.last + torch.minimum(place, runs.counts)  # [most, S]
-        for first in range(0, runs.most, step):
+        for first in range(0, most, step):
             part = at[first : first + step]
             yield self._logits(hidden[part.flatten()]).view(len(part), rows, -1)
 
@@ -140,3 +157,9 @@ class Verifier:
             drawn, runs.tokens, runs.last, runs.counts, runs.slots, runs.positions, self._slots, counted=counted,
             deferred=deferred,
         )
+
+
+def _places(runs: Runs) -> Tensor:
+    """[most, S]: the tokens that the runs' first tokens are drawn behind, then their second ones; at last the last again."""
+    place = torch.arange(runs.most, device=runs.last.device)[:, None]
+    return runs.last + torch.minimum(place, runs.counts)

@@ -19,6 +19,7 @@ class DeviceLookup:
 
     taps: tuple[int, ...] = ()
     reads_pages = False
+    draws = False
     weights: tuple[Tensor, ...] = ()
 
     def __init__(self, most: int, slots: int, context: int, device: torch.device) -> None:

@@ -48,6 +48,7 @@ class DFlashDrafter:
     """
 
     reads_pages = False
+    draws = True
 
     def __init__(self, model: DFlashModel, surroundings: Surroundings, most: int) -> None:
         spec = model.spec

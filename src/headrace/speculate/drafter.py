@@ -26,9 +26,9 @@ class Draw(Protocol):
     def __call__(self, scores: Tensor, place: int, candidates: Tensor | None = None) -> Tensor:
         """[R] int64: of each row's draft number `place`, counted from 0, the token.
 
-        scores [R, C]: raw logits of candidates [R, C] or [C] int64, of the vocabulary's C tokens without them. A row at
-        temperature 0 takes the best, and the first among equals. What is drawn may be anybody's: verification is exact for
-        every draft that does not depend on what the target draws there.
+        scores [R, C]: raw logits of candidates [R, C] int64, the likeliest first, of the vocabulary's C tokens without them. A
+        row at temperature 0 takes the best, and the first among equals. What a draft of a request without a seed is drawn from
+        is kept, for the target to accept it by; so that draft is to be the `place`-th of the proposal as it is.
         """
         ...
 
@@ -102,9 +102,10 @@ class DeviceDrafter(Protocol):
     """Proposes what may follow, on the device.
 
     most: the longest proposal. depths: rising numbers of drafts that are worth a captured graph of their own, `most` the last:
-    those of which fewer take less time. taps: indices of the target's layers whose outputs it reads, none if it needs only the
-    last norm's or nothing. reads_pages: whether layers of its own have pages. Memory of its own is allocated when it is built,
-    no later: `weights`, and `nbytes` of what it keeps of slots beside the pools.
+    those of which fewer take less time. draws: whether drafts are drawn by `Asked.draw`; others are point masses. taps: indices
+    of the target's layers whose outputs it reads, none if it needs only the last norm's or nothing. reads_pages: whether layers
+    of its own have pages. Memory of its own is allocated when it is built, no later: `weights`, and `nbytes` of what it keeps
+    of slots beside the pools.
 
     `propose` and `observe` of decoding rows are captured in CUDA graphs: they may not wait for the device, nor allocate by what
     is in a tensor, nor read numbers of the host that change from step to step. The same inputs give the same bits. `observe` of
@@ -115,6 +116,7 @@ class DeviceDrafter(Protocol):
     depths: tuple[int, ...]
     taps: tuple[int, ...]
     reads_pages: bool
+    draws: bool
 
     @property
     def weights(self) -> tuple[Tensor, ...]: ...

@@ -25,7 +25,7 @@ class Extended:
             raise ValueError(f"lookup of {lookup.most} drafts extends none of {model.most}")
         self._model, self._lookup = model, lookup
         self.most, self.depths = lookup.most, (*model.depths, lookup.most)
-        self.taps, self.reads_pages, self.weights = model.taps, model.reads_pages, model.weights
+        self.taps, self.reads_pages, self.draws, self.weights = model.taps, model.reads_pages, model.draws, model.weights
 
     @property
     def nbytes(self) -> int:

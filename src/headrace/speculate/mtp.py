@@ -136,6 +136,7 @@ class MtpDrafter:
 
     taps: tuple[int, ...] = ()
     reads_pages = True
+    draws = True
 
     def __init__(self, module: MtpModule, around: Surroundings, most: int, vocabulary: int | None = None) -> None:
         """vocabulary: only the first tokens are drafted, so many; reading the target's head is half of a proposal's time."""

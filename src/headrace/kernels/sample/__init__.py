@@ -13,6 +13,9 @@ Two ways to draw. `sample` is told by the host what each row wants. `draw_on_dev
 shapes whatever the rows want and reads it from their slots, so that a CUDA graph captured once serves every batch of as many
 rows. It is right for rows that satisfy `draws_on_device`: the host asks that of a batch before it replays the graph, and
 otherwise leaves the logits to `sample`.
+
+Rows may be drawn `against` a draft whose distribution is known (`odds.Odds`): then the token is that draft as often as can be,
+and distributed as ever (`accept`). `draw_drafts` draws such drafts.
 """
 
 from __future__ import annotations
@@ -24,17 +27,20 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.dispatch import runs_triton
+from headrace.kernels.sample.accept import decided
 from headrace.kernels.sample.adjust import adjust_
 from headrace.kernels.sample.draw import draw_greedy, draw_head, draw_nucleus, draw_whole
 from headrace.kernels.sample.logprobs import LOWEST_LOGPROB, top_logprobs
+from headrace.kernels.sample.odds import ODDS, Against, Odds
 from headrace.kernels.sample.ranking import gpu_block_rows
 from headrace.kernels.sample.slots import Features, RowParams, SlotState
 
 __all__ = [
-    "DEVICE_TOP_K", "LOWEST_LOGPROB", "Features", "SlotState", "draw_on_device", "draws_on_device", "sample", "top_logprobs",
+    "DEVICE_TOP_K", "LOWEST_LOGPROB", "Against", "Features", "Odds", "SlotState", "draw_drafts", "draw_on_device",
+    "draws_on_device", "sample", "top_logprobs",
 ]
 
-DEVICE_TOP_K = 64
+DEVICE_TOP_K = ODDS
 """The largest top_k that `draw_on_device` combines with top_p."""
 
 _CPU_CACHE_ELEMENTS = 2**16
@@ -42,23 +48,27 @@ _CPU_CACHE_ELEMENTS = 2**16
 Draw = Callable[[Tensor, RowParams, Tensor], Tensor]
 
 
-def sample(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features]) -> Tensor:
+def sample(
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features],
+    against: Against | None = None,
+) -> Tensor:
     """One token for each row: logits [R, V] float32 or float64, slots and positions [R] int64 -> [R] int64.
 
-    features: one for each row, saying what the parameters in its slot switch on. Logits are left as they are.
+    features: one for each row, saying what the parameters in its slot switch on. against: the rows' drafts, where they have
+    any. Logits are left as they are.
     """
     if runs_triton(logits):
-        return _sample_on_device(logits, state, slots, positions, features)
+        return _sample_on_device(logits, state, slots, positions, features, against)
     if all(f.greedy and not f.adjusts for f in features):
         return draw_greedy(logits)
-    return sample_by_ways(logits, state, slots, positions, features)
+    return sample_by_ways(logits, state, slots, positions, features, against)
 
 
 def _sample_on_device(
-    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features]
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features], against: Against | None
 ) -> Tensor:
     """All rows by the kernels, then those again that the kernels do not draw, a bounded number at a time."""
-    drawn = draw_on_device(logits, state, slots, positions)
+    drawn = draw_on_device(logits, state, slots, positions, against=against)
     rest = [row for row, f in enumerate(features) if not draws_on_device(f)]
     step = gpu_block_rows(logits.shape[-1])
     for first in range(0, len(rest), step):
@@ -69,7 +79,8 @@ def _sample_on_device(
 
 
 def sample_by_ways(
-    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features]
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, features: Sequence[Features],
+    against: Against | None = None,
 ) -> Tensor:
     """`sample` by PyTorch's operations: each row in the way that looks at the least of its vocabulary."""
     logits = _adjusted(logits, state, slots, features)
@@ -77,7 +88,7 @@ def sample_by_ways(
     drawn = torch.empty_like(slots)
     for rows, draw in _shares(logits, features):
         drawn[rows] = draw(logits[rows], params.take(rows), positions[rows])
-    return drawn
+    return drawn if against is None else decided(logits, params, slots, positions, drawn, against)
 
 
 def draws_on_device(f: Features) -> bool:
@@ -86,7 +97,8 @@ def draws_on_device(f: Features) -> bool:
 
 
 def draw_on_device(
-    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, next_tokens: Tensor | None = None
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, next_tokens: Tensor | None = None,
+    against: Against | None = None,
 ) -> Tensor:
     """`sample` for rows that satisfy `draws_on_device`, on a CUDA device, without the host knowing what they want.
 
@@ -97,7 +109,17 @@ def draw_on_device(
     """
     from headrace.kernels.sample import triton
 
-    return triton.draw(logits, state, slots, positions, next_tokens)
+    return triton.draw(logits, state, slots, positions, next_tokens, against=against)
+
+
+def draw_drafts(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, odds: Odds, place: int) -> Tensor:
+    """`draw_on_device` from a drafter's logits [R, V], and how in `odds`: drafts number `place`, counted from 0, of the slots.
+
+    Rows with a temperature whose slots are `free` are drawn from what top_k, top_p and min_p leave of the ODDS best tokens.
+    """
+    from headrace.kernels.sample import triton
+
+    return triton.draw(logits, state, slots, positions, drafted=(odds, place))
 
 
 def _adjusted(logits: Tensor, state: SlotState, slots: Tensor, features: Sequence[Features]) -> Tensor:

@@ -53,7 +53,7 @@ def draw_nucleus(logits: Tensor, params: RowParams, positions: Tensor) -> Tensor
         return _draw_ranked(*ranked(logits, logits.shape[-1]), params, positions, total)
     values, tokens = ranked(logits, HEAD_TOKENS)
     drawn = _draw_ranked(values, tokens, params, positions, total)
-    wide = (_masses(values, params).sum(-1) < params.top_p * total).nonzero()[:, 0]
+    wide = (masses_of(values, params).sum(-1) < params.top_p * total).nonzero()[:, 0]
     if len(wide):
         values, tokens = ranked(logits[wide], logits.shape[-1])
         drawn[wide] = _draw_ranked(values, tokens, params.take(wide), positions[wide], total[wide])
@@ -65,7 +65,7 @@ def _scaled(values: Tensor, params: RowParams) -> Tensor:
     return (values - values[:, :1]) / params.temperature[:, None]
 
 
-def _masses(values: Tensor, params: RowParams) -> Tensor:
+def masses_of(values: Tensor, params: RowParams) -> Tensor:
     """Unnormalised probabilities [R, K] float64 of ranked logits; those past a row's top_k are 0."""
     rank = torch.arange(values.shape[-1], device=values.device)
     past = (rank >= params.top_k[:, None]) & (params.top_k[:, None] > 0)
@@ -73,18 +73,27 @@ def _masses(values: Tensor, params: RowParams) -> Tensor:
 
 
 def _draw_ranked(values: Tensor, tokens: Tensor, params: RowParams, positions: Tensor, total: Tensor | None) -> Tensor:
-    """Gumbel-max over what top_k, top_p and min_p leave of ranked logits and their tokens [R, K].
+    """Gumbel-max over what top_k, top_p and min_p leave of ranked logits and their tokens [R, K]; total: see `kept_masses`."""
+    kept = kept_masses(values, params, total) > 0
+    scores = _scaled(values, params).add_(gumbel(row_keys(params.seed, positions), tokens, values.dtype))
+    return best_token(scores.masked_fill_(~kept, float("-inf")), tokens)
+
+
+def kept_masses(values: Tensor, params: RowParams, total: Tensor | None = None) -> Tensor:
+    """Unnormalised probabilities [R, K] float64 of ranked logits [R, K], 0 of what top_k, top_p and min_p remove.
 
     total: [R] float64 mass of all that top_p is a share of; None means the rows' first top_k. Masses are summed in
     float64, one by one in rank order, so that a row's nucleus does not depend on how many ranks its company asks for.
     """
-    masses = _masses(values, params)
+    masses = masses_of(values, params)
     reached = masses.cumsum(-1)  # [R, K]
     target = params.top_p * (reached[:, -1] if total is None else total)
     target = torch.where(params.top_p < 1, target, float("inf"))
-    scaled = _scaled(values, params)
-    kept = (masses > 0) & (reached - masses < target[:, None]) & (scaled >= params.min_p.log()[:, None])
-    scores = scaled.add_(gumbel(row_keys(params.seed, positions), tokens, values.dtype))
-    scores.masked_fill_(~kept, float("-inf"))
+    kept = (reached - masses < target[:, None]) & (_scaled(values, params) >= params.min_p.log()[:, None])
+    return masses.masked_fill_(~kept, 0.0)
+
+
+def best_token(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Of scores [R, K] of tokens [R, K] the best one's token [R], the lowest id among equals."""
     best = scores.amax(-1, keepdim=True)
     return tokens.masked_fill(scores < best, torch.iinfo(torch.int64).max).amin(-1)

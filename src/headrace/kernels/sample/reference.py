@@ -5,19 +5,46 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.kernels.sample.noise import gumbel, row_keys
+from headrace.kernels.sample.noise import gumbel, row_keys, uniform
+from headrace.kernels.sample.odds import ACCEPTING, ODDS, RESIDUAL, Against, Odds
 from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_SHIFT, IN_PROMPT, SlotState
 
 
-def sample(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor) -> Tensor:
+def sample(
+    logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor, against: Against | None = None
+) -> Tensor:
     """One token for each row: logits [R, V], slots and positions [R] -> [R] int64."""
-    rows = zip(logits, slots.tolist(), positions, strict=True)
-    return torch.stack([_sample_row(x, state, slot, position) for x, slot, position in rows])
+    found = []
+    for row, (x, slot, position) in enumerate(zip(logits, slots.tolist(), positions, strict=True)):
+        place = -1 if against is None else int(against.places[row])
+        if against is not None and place >= 0 and against.odds.counts[slot, place] > 0 and is_exact(x, state, slot):
+            q = odds_of(against.odds, slot, place, len(x))
+            found.append(_decided(x, state, slot, position, int(against.drafts[row]), q))
+        else:
+            found.append(_sample_row(x, state, slot, position))
+    return torch.stack(found)
 
 
 def probabilities(logits: Tensor, state: SlotState, slot: int) -> Tensor:
     """What a row with a temperature draws from: logits [V] -> [V] float64."""
     return _scores(adjusted(logits, state, slot), state, slot).double().softmax(-1)
+
+
+def odds_of(odds: Odds, slot: int, place: int, vocab: int) -> Tensor:
+    """q [V] float64 of a draft whose odds are known."""
+    count = int(odds.counts[slot, place])
+    ids, chances = odds.ids[slot, place, :count].long(), odds.chances[slot, place, :count].double()
+    return torch.zeros(vocab, dtype=torch.float64).index_add(0, ids[ids >= 0], chances[ids >= 0])
+
+
+def is_exact(logits: Tensor, state: SlotState, slot: int) -> bool:
+    """Whether a row's draft is accepted by its odds: what top_k and top_p keep is all, or ODDS tokens at most."""
+    top_k, top_p = int(state.integers[slot, 1]), float(state.numbers[slot, 1])
+    if top_k or top_p == 1:
+        return top_k <= ODDS
+    x = adjusted(logits, state, slot).sort(descending=True).values
+    mass = ((x - x[0]) / state.numbers[slot, 0].to(x.dtype)).double().exp()
+    return bool(mass[:ODDS].sum() >= top_p * mass.sum())
 
 
 def adjusted(logits: Tensor, state: SlotState, slot: int) -> Tensor:
@@ -41,6 +68,16 @@ def _sample_row(logits: Tensor, state: SlotState, slot: int, position: Tensor) -
     tokens = torch.arange(len(x), device=x.device)
     noise = gumbel(row_keys(state.integers[slot, :1], position[None]), tokens, x.dtype)[0]
     return (_scores(x, state, slot) + noise).argmax()
+
+
+def _decided(logits: Tensor, state: SlotState, slot: int, position: Tensor, draft: int, q: Tensor) -> Tensor:
+    """The draft with probability min(1, p / q), or what is drawn from max(p - q, 0). q [V] float64."""
+    p, tokens = probabilities(logits, state, slot), torch.arange(len(logits))
+    accepting, residual = (row_keys(state.integers[slot, :1] + salt, position[None]) for salt in (ACCEPTING, RESIDUAL))
+    left, fell = (p - q).clamp(min=0), uniform(accepting, tokens[:1], logits.dtype)[0, 0]
+    if fell * q[draft] < p[draft] or not left.any():
+        return torch.tensor(draft)
+    return (left.log().to(logits.dtype) + gumbel(residual, tokens, logits.dtype)[0]).argmax()
 
 
 def _scores(x: Tensor, state: SlotState, slot: int) -> Tensor:

@@ -71,8 +71,12 @@ class RowParams:
 
     @classmethod
     def gather(cls, state: SlotState, slots: Tensor, dtype: torch.dtype) -> RowParams:
-        integers, numbers = state.integers[slots].unbind(1), state.numbers[slots]  # 4 x [R], [R, 6] float64
-        rounded = numbers.to(dtype).unbind(1)
+        return cls.of(state.integers[slots], state.numbers[slots], dtype)
+
+    @classmethod
+    def of(cls, integers_of: Tensor, numbers: Tensor, dtype: torch.dtype) -> RowParams:
+        """Of rows' integers [R, 4] and numbers [R, 6], as `SlotState` has them."""
+        integers, rounded = integers_of.unbind(1), numbers.to(dtype).unbind(1)
         return cls(
             seed=integers[0],
             top_k=integers[1],

@@ -32,9 +32,14 @@ def _log1p_of_minus(u):
 
 
 @triton.jit
-def gumbel(seed, position, token):
-    """`noise.gumbel` in fp32."""
+def uniform(seed, position, token):
+    """`noise.uniform` in fp32."""
     key = _mix(_mix(seed.to(tl.uint64) + _GAMMA) + position.to(tl.uint64))
     bits = _mix(token.to(tl.uint64) * _GAMMA + key)
-    uniform = ((bits >> 11) + 1).to(tl.float32) * (2.0**-53)
-    return -tl.log(-_log1p_of_minus(tl.minimum(uniform, 1.0 - 2.0**-24)))
+    return tl.minimum(((bits >> 11) + 1).to(tl.float32) * (2.0**-53), 1.0 - 2.0**-24)
+
+
+@triton.jit
+def gumbel(seed, position, token):
+    """`noise.gumbel` in fp32."""
+    return -tl.log(-_log1p_of_minus(uniform(seed, position, token)))

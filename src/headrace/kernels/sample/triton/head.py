@@ -76,16 +76,28 @@ def head_of(
 
 
 @triton.jit
-def draw_of_head(keys, k, seed, position, temperature, top_p, min_p):
-    """The token drawn from the first k of the keys [MOST] of (logit, token); temperature above 0."""
+def first_of_head(keys, k, temperature):
+    """Of keys [MOST] of (logit, token), temperature above 0: tokens, logits below the best over the temperature, and
+    unnormalised probabilities, 0 but for the first k; all [MOST].
+    """
     before = keys[:, None] > keys[None, :]  # [j, i]: j ranks before i
-    token = token_of(keys).to(tl.int32)
     value = value_of(keys)
     scaled = tl.div_rn(value - value_of(tl.max(keys, 0)), tl.zeros_like(value) + temperature)
-    kept = (tl.sum(before.to(tl.int32), 0) < k) & (keys > LOWEST)
-    mass = tl.where(kept, tl.exp(scaled.to(tl.float64)), 0.0)
+    first = (tl.sum(before.to(tl.int32), 0) < k) & (keys > LOWEST)
+    return token_of(keys).to(tl.int32), scaled, tl.where(first, tl.exp(scaled.to(tl.float64)), 0.0)
+
+
+@triton.jit
+def kept_of_head(keys, scaled, mass, top_p, min_p, total):
+    """Of the same the probabilities, 0 also of what top_p, as a share of total, and min_p remove."""
+    before = keys[:, None] > keys[None, :]
     reached = tl.sum(tl.where(before, mass[:, None], 0.0), 0)
-    target = tl.where(top_p < 1.0, top_p * tl.sum(mass, 0), float("inf"))
-    kept = kept & (mass > 0.0) & (reached < target) & (scaled >= tl.log(min_p))
+    target = tl.where(top_p < 1.0, top_p * total, float("inf"))
+    return tl.where((reached < target) & (scaled >= tl.log(min_p)), mass, 0.0)
+
+
+@triton.jit
+def drawn_of_head(token, scaled, mass, seed, position):
+    """The token drawn from these."""
     scores = key_of(scaled + gumbel(seed, position, token), token)
-    return token_of(tl.max(tl.where(kept, scores, LOWEST), 0))
+    return token_of(tl.max(tl.where(mass > 0.0, scores, LOWEST), 0))

@@ -12,8 +12,16 @@ import triton
 import triton.language as tl
 
 from headrace.kernels.sample.triton.adjusted import adjusted, wishes_of
+from headrace.kernels.sample.triton.candidates import (
+    among,
+    best_left,
+    candidates_of,
+    masses_of_candidates,
+    nothing_left,
+)
 from headrace.kernels.sample.triton.gumbel import gumbel
 from headrace.kernels.sample.triton.keys import LOWEST, key_of, token_of, value_of
+from headrace.kernels.sample.triton.verdicts import DECIDED, PLAIN, REST, SALT
 from headrace.kernels.tile import await_previous, let_next_start
 
 
@@ -31,49 +39,62 @@ def _limited(integers, numbers, slot):
 
 
 @triton.jit
-def _top(maxima, groups, GROUPS: tl.constexpr):
+def top_of(maxima, groups, GROUPS: tl.constexpr):
     """The row's highest logit."""
     group = tl.arange(0, GROUPS)
     return tl.max(tl.load(maxima + group, mask=group < groups, other=float("-inf")), 0)
 
 
 @triton.jit
-def _scored(x, token, inside, top, slot, position, integers, numbers):
+def _scored(x, token, inside, top, slot, position, seed, numbers):
     """Keys of (score, token); LOWEST where min_p removes the token."""
     temperature = tl.load(numbers + slot * 6).to(tl.float32)
     scaled = tl.div_rn(x - top, tl.zeros_like(x) + temperature)
-    scores = key_of(scaled + gumbel(tl.load(integers + slot * 4), position, token), token)
+    scores = key_of(scaled + gumbel(seed, position, token), token)
     least = tl.log(tl.load(numbers + slot * 6 + 2).to(tl.float32))
     return tl.where((scaled >= least) & inside, scores, LOWEST)
 
 
 @triton.jit
-def _mass(x, top, temperature):
+def mass_of(x, top, temperature):
     """Of tokens with logits x, the best token's being 2^40."""
     return (tl.exp(tl.div_rn(x - top, tl.zeros_like(x) + temperature)) * 1099511627776.0).to(tl.int64)
 
 
 @triton.jit
 def best_scores(
-    logits, slots, positions, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, stride, vocab,
-    groups, tiles, TILE: tl.constexpr, GROUPS: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr, EARLY: tl.constexpr,
+    logits, slots, positions, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, verdicts, places, ids,
+    chances, counts, stride, vocab, groups, tiles, drafts_of, TILE: tl.constexpr, GROUPS: tl.constexpr, MOST: tl.constexpr,
+    BIASES: tl.constexpr, EARLY: tl.constexpr,
 ):
-    """winners [R, programs]: of rows that draw by scores, the key of (score, token) of each program's best."""
+    """winners [R, programs]: of rows that draw by scores, the key of (score, token) of each program's best; of tokens that are
+    no candidates, where the verdict is REST.
+    """
     let_next_start(EARLY)
     await_previous(EARLY)
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
-    if by_scores(integers, numbers, slot, MOST):
+    verdict = PLAIN
+    if verdicts is not None:
+        verdict = tl.load(verdicts + row)
+    if by_scores(integers, numbers, slot, MOST) & (verdict != DECIDED):
+        seed = tl.load(integers + slot * 4)
+        if verdicts is not None:
+            seed += tl.where(verdict == REST, SALT, 0)
         wishes = wishes_of(slot, integers, numbers, bias_values, BIASES)
         position = tl.load(positions + row).to(tl.int64)
-        top = _top(maxima + row * groups, groups, GROUPS)
+        top = top_of(maxima + row * groups, groups, GROUPS)
         best = tl.full((TILE,), LOWEST, tl.int64)
         for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
             token = tile * TILE + tl.arange(0, TILE)
             inside = token < vocab
             x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
-            best = tl.maximum(best, _scored(x, token, inside, top, slot, position, integers, numbers))
+            if verdicts is not None:
+                if verdict == REST:
+                    candidate, _ = candidates_of(ids, chances, counts, slot, tl.load(places + row), drafts_of, MOST)
+                    inside = inside & ~among(token, candidate, tile * TILE, TILE)
+            best = tl.maximum(best, _scored(x, token, inside, top, slot, position, seed, numbers))
         tl.store(winners + row * tl.num_programs(0) + tl.program_id(0), tl.max(best, 0))
 
 
@@ -96,9 +117,9 @@ def _standing(
 
 @triton.jit
 def tokens_ahead(
-    logits, slots, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, ahead, standings, stride, vocab,
-    groups, tiles, TILE: tl.constexpr, GROUPS: tl.constexpr, SHARES: tl.constexpr, MOST: tl.constexpr, BIASES: tl.constexpr,
-    EARLY: tl.constexpr,
+    logits, slots, integers, numbers, bias_tokens, bias_values, marks, maxima, winners, ahead, standings, verdicts, stride,
+    vocab, groups, tiles, TILE: tl.constexpr, GROUPS: tl.constexpr, SHARES: tl.constexpr, MOST: tl.constexpr,
+    BIASES: tl.constexpr, EARLY: tl.constexpr,
 ):
     """ahead [R, programs, 3]: of rows that keep a part, number and mass of tokens ranked before the winner, and all mass.
 
@@ -108,10 +129,13 @@ def tokens_ahead(
     await_previous(EARLY)
     row = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
-    if by_scores(integers, numbers, slot, MOST) & _limited(integers, numbers, slot):
+    verdict = PLAIN
+    if verdicts is not None:
+        verdict = tl.load(verdicts + row)
+    if by_scores(integers, numbers, slot, MOST) & _limited(integers, numbers, slot) & (verdict == PLAIN):
         wishes = wishes_of(slot, integers, numbers, bias_values, BIASES)
         temperature = tl.load(numbers + slot * 6).to(tl.float32)
-        top = _top(maxima + row * groups, groups, GROUPS)
+        top = top_of(maxima + row * groups, groups, GROUPS)
         shares = tl.num_programs(0)
         source = logits + row.to(tl.int64) * stride
         winner = token_of(_winner(winners + row * shares, shares, SHARES))
@@ -122,7 +146,7 @@ def tokens_ahead(
             inside = token < vocab
             x = tl.load(source + token, mask=inside, other=float("-inf")).to(tl.float32)
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
-            mass, better = tl.where(inside, _mass(x, top, temperature), 0), inside & (key_of(x, token) > standing)
+            mass, better = tl.where(inside, mass_of(x, top, temperature), 0), inside & (key_of(x, token) > standing)
             count += better.to(tl.int64)
             before += tl.where(better, mass, 0)
             total += mass
@@ -154,7 +178,7 @@ def _best_before(
             x = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
             inside = inside & (key_of(x, token) > standing)
-            best = tl.maximum(best, _scored(x, token, inside, top, slot, position, integers, numbers))
+            best = tl.maximum(best, _scored(x, token, inside, top, slot, position, tl.load(integers + slot * 4), numbers))
     return tl.max(best, 0)
 
 
@@ -174,7 +198,7 @@ def _before(
             x = adjusted(x, token, inside, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES)
             better = inside & (key_of(x, token) > standing)
             count += better.to(tl.int64)
-            before += tl.where(better, _mass(x, top, temperature), 0)
+            before += tl.where(better, mass_of(x, top, temperature), 0)
     return tl.sum(count, 0), tl.sum(before, 0)
 
 
@@ -199,7 +223,7 @@ def best_kept(
         count = tl.sum(tl.load(ahead + share * 3, mask=share < shares, other=0), 0)
         before = tl.sum(tl.load(ahead + share * 3 + 1, mask=share < shares, other=0), 0)
         total = tl.sum(tl.load(ahead + share * 3 + 2, mask=share < shares, other=0), 0)
-        top = _top(maxima, groups, GROUPS)
+        top = top_of(maxima, groups, GROUPS)
         while not _kept(count, before, total, top_k, top_p):
             best = _best_before(
                 logits, maxima, standing, top, position, slot, wishes, integers, numbers, bias_tokens, bias_values, marks,
@@ -213,3 +237,25 @@ def best_kept(
             )
             count = tl.where(best == LOWEST, 0, count)  # logits that are no numbers: give up with a token
     return token
+
+
+@triton.jit
+def best_of_rest(
+    logits, winners, ahead, draft, top, position, seed, candidate, chance, slot, wishes, numbers, bias_tokens, bias_values,
+    marks, vocab, shares, SHARES: tl.constexpr, BIASES: tl.constexpr,
+):
+    """The token drawn from max(p - q, 0) by a row whose verdict is REST: of its candidates, or the winner of all others."""
+    mass = masses_of_candidates(
+        logits, candidate, top, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES
+    )
+    left = best_left(candidate, mass, chance.to(tl.float64), total_of(ahead, shares, SHARES), seed, position)
+    best = tl.maximum(left, _winner(winners, shares, SHARES))
+    return tl.where(best == LOWEST, nothing_left(candidate, mass, draft), token_of(best))
+
+
+@triton.jit
+def total_of(ahead, shares, SHARES: tl.constexpr):
+    """All mass of a row, the best token's being 1, float64."""
+    share = tl.arange(0, SHARES)
+    total = tl.sum(tl.load(ahead + share * 3 + 2, mask=share < shares, other=0), 0)
+    return total.to(tl.float64) * (2.0**-40)
