@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.plan.graph_rows import draft_widths, row_buckets
 from headrace.speculate.acceptance import Acceptance
 from headrace.speculate.controller import choose
 from headrace.speculate.costs import StepCosts
@@ -27,25 +27,28 @@ COSTS = Path(__file__).with_name("speculation_costs.json")
 USERS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64)
 ACCEPTANCE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 DRAFTS = 7
+DRAFTERS = ("lookup", "mtp", "dflash")
 LEARNING, STEPS = 200, 600
 Floats = NDArray[np.float64]
 
 
-def h200_costs(*, drafter: bool = True, widths: Sequence[int] = draft_widths(DRAFTS)) -> StepCosts:
-    """The measured table, for the steps that an engine of 7 drafts captures graphs of: rows by tokens of a row on average."""
+def h200_costs(drafter: str = "mtp") -> StepCosts:
+    """The measured table with one of its DRAFTERS."""
     table = json.loads(COSTS.read_text())
-    sizes = row_buckets(64)
+    steps = {int(rows): {int(tokens): ms / 1e3 for tokens, ms in of.items()} for rows, of in table["steps"].items()}
+    return StepCosts(steps, _drafting(table["drafters"][drafter], sorted(steps)), context=table["context"])
 
-    def at(name: str) -> Floats:
-        return np.interp(sizes, [int(rows) for rows in table[name]], [ms / 1e3 for ms in table[name].values()])
 
-    plain, verify, draft = at("plain_ms"), at("verify_8_ms"), at("draft_ms")
-    steps = {
-        size: {size * width: float(p + (v - p) * (width - 1) / 7) for width in (1, *widths)}
-        for size, p, v in zip(sizes, plain, verify, strict=True)
+def _drafting(measured: dict[str, Any], sizes: list[int]) -> dict[int, tuple[float, ...]]:
+    """By rows, seconds of 1, 2, ... drafts a row: the same for any number, or interpolated; between rows interpolated too."""
+    counts, rows = range(1, DRAFTS + 1), [int(each) for each in measured]
+    by_rows = [
+        np.interp(counts, [int(count) for count in ms], list(ms.values())) if isinstance(ms, dict) else np.full(DRAFTS, ms)
+        for ms in measured.values()
+    ]
+    return {
+        size: tuple(float(np.interp(size, rows, [each[k] for each in by_rows])) / 1e3 for k in range(DRAFTS)) for size in sizes
     }
-    drafting = {size: tuple(float(s) * k for k in range(1, DRAFTS + 1)) for size, s in zip(sizes, draft, strict=True)}
-    return StepCosts(steps, drafting if drafter else {}, context=table["context"])
 
 
 def expected_tokens(chances: Floats, drafts: NDArray[np.int64]) -> float:
@@ -129,10 +132,10 @@ def line(users: int, what: str, outcome: Outcome) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--free-drafter", action="store_true", help="drafts take no time, as by lookup")
+    parser.add_argument("--drafter", choices=DRAFTERS, default="mtp")
     parser.add_argument("--users", type=int, nargs="*", default=USERS)
     args = parser.parse_args()
-    costs = h200_costs(drafter=not args.free_drafter)
+    costs = h200_costs(args.drafter)
     print("users  accept    off/s   best fixed/s controller/s  share first 200 drafts a row us a choice")
     for users in args.users:
         for chance in ACCEPTANCE:

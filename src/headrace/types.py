@@ -334,7 +334,7 @@ class EngineStats:
     requests that had it read from SSD before. ssd_waiting: entries that wait to be written. ssd_misses: entries that could not
     be read; ssd_dropped: entries that were not written. drafted, accepted: drafts verified, and accepted, by their number in a
     row. draft_tokens_chosen: of all rows of the last step; draft_gain: what drafts are expected to add to the tokens a second,
-    0.5 is half as much more; draft_break_even: of first drafts the share that has to be accepted to pay for them.
+    0.5 is half as much more; draft_break_even: the least chance of a draft with which they pay.
     """
 
     steps: int = 0

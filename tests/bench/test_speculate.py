@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
+from headrace.bench.expected_rate import expected
 from headrace.bench.scenarios import speculate
-from headrace.bench.speculating import expected
-from headrace.errors import ConfigError
+from headrace.bench.speculation_plot import Sweep, draw, read_sweeps, sweeps_of
+from headrace.errors import ConfigError, HeadraceError
 from headrace.runner.runner import Runner
 from headrace.speculate.costs import StepCosts
 
@@ -21,21 +26,45 @@ def test_what_is_expected_is_tokens_over_seconds() -> None:
     assert never == pytest.approx(2.0, rel=0.02) and always == pytest.approx(16 / 2.07, rel=0.02)
 
 
-def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Runner, "step_costs", lambda self, context: COSTS)
     monkeypatch.setattr(speculate, "_CONTEXT", 40)
-    monkeypatch.setattr(speculate, "_LEARNING", 4)
-    monkeypatch.setattr(speculate, "_LEAST_STEPS", 6)
+    monkeypatch.setattr(speculate, "_LEARNING", 3)
+    monkeypatch.setattr(speculate, "_SETTLING", 1)
+    monkeypatch.setattr(speculate, "_LEAST_STEPS", 4)
     settings = speculate.Settings(
-        device="cpu", random_weights="smollm2-135m", users=(2,), acceptance=("mixed", "1"), drafts=(0, 3), tokens=6
+        device="cpu", random_weights="smollm2-135m", users=(2,), acceptance=("mixed", "1"), drafts=(0, 9), tokens=4,
+        plot=str(tmp_path / "sweep.svg"), speculate=("lookup",),
     )
-    found = speculate.run(settings, Console(quiet=True))
+    results = speculate.run(settings, Console(quiet=True))
+    (found,) = results["sweeps"]
+    assert found["speculate"] == "lookup" and (tmp_path / "sweep.svg").stat().st_size > 10_000
+    (again,) = sweeps_of(json.loads(json.dumps(results)))
+    assert again.costs == COSTS and list(again.runs) == found["runs"]
     assert [(run["users"], run["acceptance"]) for run in found["runs"]] == [(2, "mixed"), (2, "1")]
     for run in found["runs"]:
-        off, three, controller = run["ways"]
-        assert [way["drafts"] for way in (off, three)] == [0.0, 3.0] and controller["drafts"] >= 0
-        assert run["share"] == controller["tokens_per_s"] / max(off["tokens_per_s"], three["tokens_per_s"])
+        off, seven, controller = run["ways"]
+        assert [way["drafts"] for way in (off, seven)] == [0.0, 7.0] and controller["drafts"] >= 0
+        assert run["share"] == controller["tokens_per_s"] / max(way["tokens_per_s"] for way in (off, seven))
     assert found["runs"][1]["ways"][1]["tokens_per_s"] > found["runs"][0]["ways"][1]["tokens_per_s"]
+
+
+def test_a_picture_of_what_is_expected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = StepCosts({1: {1: 1.0, 8: 1.2}, 4: {4: 1.2, 8: 1.4, 32: 3.0}}, {1: (0.1,) * 4, 4: (0.2,) * 4}, 64)
+    sweeps = [Sweep("mtp", 4, costs, ()), Sweep("lookup", 4, costs, ())]
+    draw(sweeps, tmp_path / "two.png")
+    assert (tmp_path / "two.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ConfigError, match=r"there/two\.png"):
+        draw(sweeps, tmp_path / "there" / "two.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(HeadraceError, match=r"headrace\[plot\]"):
+        draw(sweeps, tmp_path / "none.png")
+
+
+def test_records_of_others_are_not_read(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "[]", '{"benchmark": "serve", "results": {"runs": []}}', '{"benchmark": "speculate"}')):
+        (tmp_path / f"{number}.json").write_text(text)
+    assert read_sweeps([*tmp_path.iterdir(), tmp_path / "missing.json"]) == []
 
 
 @pytest.mark.parametrize(
@@ -44,6 +73,7 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"random_weights": None}, "only with --random-weights"), ({"users": (0,)}, "--users must be 1"),
         ({"acceptance": ("1.2",)}, "--acceptance must be"), ({"acceptance": ("often",)}, "--acceptance must be"),
         ({"device": "cpu"}, "measured on captured steps"),
+        ({"speculate": ("off",)}, "--speculate must be lookup, mtp or dflash"),
     ],
 )
 def test_what_cannot_work_is_refused(settings: dict[str, object], why: str) -> None:

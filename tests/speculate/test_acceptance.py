@@ -109,18 +109,18 @@ def test_an_average_of_nothing_goes_on_saying_so() -> None:
         see(sometimes, 0, 1, step % 2)
     for estimates in (never, sometimes):
         see(estimates, 0, 0, 0, times=300)
-    assert max(survival(never, 0)[0], survival(never, 1)[0]) < 0.04
+    assert survival(never, 0)[0] < 0.02 and survival(never, 1)[0] < 0.08
     plain = Acceptance(2, 1, hope=0)
     for step in range(200):
         see(plain, 0, 1, step % 2)
     see(plain, 0, 0, 0, times=300)
-    assert 0.01 < survival(sometimes, 1)[0] - survival(plain, 1)[0] < 0.2
+    assert 0.01 < survival(sometimes, 1)[0] - survival(plain, 1)[0] < 0.3
 
 
 def test_a_change_is_noticed_within_a_dozen_drafts() -> None:
     """A sequence that accepted all for long and now accepts none, and the other way round; deep drafts keep their own rates."""
     for before, after in ((3, 0), (0, 3)):
-        estimates = Acceptance(1, 3)
+        estimates = Acceptance(1, 3, hope=0)
         see(estimates, 0, 3, before, times=500)
         known = survival(estimates, 0)[0]
         see(estimates, 0, 3, after, times=12)

@@ -179,3 +179,12 @@ def test_sixty_four_rows_of_fifteen_drafts_take_under_a_millisecond() -> None:
         choose(*arguments)
         taken.append(time.thread_time() - began)
     assert sorted(taken)[len(taken) // 4] < 1e-3
+
+
+def test_break_even_is_the_least_chance_with_which_any_number_of_drafts_pays() -> None:
+    one_by_one = StepCosts({2: {2: 1.0, 4: 1.2, 8: 1.5}}, {2: (0.02, 0.04, 0.06)})
+    assert one_by_one.break_even(2) == pytest.approx(0.22)
+    block = StepCosts({1: {1: 1.0, 8: 1.0}}, {1: (0.75,) * 7})  # one draft would need 0.75
+    least = next(chance for chance in np.arange(0, 1, 1e-4) if (chance ** np.arange(1, 8)).sum() >= 0.75)
+    assert block.break_even(1) == pytest.approx(least, abs=1e-4)
+    assert StepCosts({1: {1: 1.0, 8: 9.0}}).break_even(1) == 1.0

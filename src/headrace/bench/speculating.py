@@ -1,12 +1,12 @@
-"""Decoding with drafts that a coin accepts: measured on an engine, and expected from what its steps take."""
+"""Decoding with drafts that a coin accepts, measured on an engine."""
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from headrace.bench.step_engine import SAMPLING, PromptSkipper
@@ -16,7 +16,6 @@ from headrace.engine.core import EngineCore
 from headrace.errors import ConfigError
 from headrace.plan.checkpoint import Model
 from headrace.scheduler.scheduler import Scheduler
-from headrace.speculate.costs import StepCosts
 from headrace.speculate.pace import FixedPace, MeasuredPace, Pace
 from headrace.types import Request
 
@@ -68,7 +67,11 @@ class SpeculatingEngine:
         return MeasuredPace(self._layout.slots, self.most, self.costs) if drafts is None else FixedPace(self.most, drafts)
 
     def close(self) -> None:
+        """Another engine may have the device's memory then."""
         self.built.core.close()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _decoding(self, chances: Sequence[float], pace: Pace, context: int) -> EngineCore:
         rows, slots = len(chances), self._layout.slots
@@ -82,25 +85,3 @@ class SpeculatingEngine:
             core.add(Request(f"s{self._names}", prompt, SAMPLING, number, self._context - context))
         core.step()
         return core
-
-
-def expected(
-    chances: Sequence[float], drafts: int | None, costs: StepCosts, most: int, learning: int, steps: int
-) -> float:
-    """Tokens a second as the costs have it, by the controller over a coin of its own if drafts are None."""
-    rows, coin = len(chances), np.random.default_rng(0)
-    chance, depths = np.array(chances)[:, None], np.arange(1, most + 1)
-    passed_s = tokens = seconds = 0.0
-    pace: Pace = MeasuredPace(rows, most, costs, lambda: passed_s) if drafts is None else FixedPace(most, drafts)
-    slots, limits, contexts, before = range(rows), [most] * rows, [costs.context] * rows, 0
-    for step in range(learning + steps):
-        counts = np.array(pace.choose(slots, limits, contexts))
-        accepted = np.minimum(counts, np.cumprod(coin.random((rows, most)) < chance, axis=1).sum(1))
-        pace.observe(slots, counts.tolist(), accepted.tolist())
-        step_s = float(costs.stairs(rows)[counts.sum()] + costs.drafting(rows, most)[counts.max()])
-        step_s += costs.behind(rows, int(counts.sum()), before)
-        passed_s, before = passed_s + step_s, int(counts.sum())
-        if step >= learning:
-            tokens += rows + float((chance**depths)[depths <= counts[:, None]].sum())
-            seconds += step_s
-    return tokens / seconds

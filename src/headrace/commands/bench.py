@@ -33,13 +33,18 @@ def bench_app() -> typer.Typer:
 
 
 def plot(
-    records: Annotated[list[Path], typer.Argument(help="Files that `headrace bench serve --json` wrote.", metavar="FILE...")],
+    records: Annotated[
+        list[Path], typer.Argument(help="Files that `headrace bench serve|speculate --json` wrote.", metavar="FILE...")
+    ],
     out: Annotated[Path, typer.Option(help="The picture; its ending says of which kind.", metavar="FILE")] = Path("bench.png"),
 ) -> None:
-    """Draw what `headrace bench serve` measured, a curve for each file. Needs matplotlib."""
-    from headrace.bench.plot import draw, read_curves
+    """Draw what `headrace bench serve` measured, a curve for each file, or `headrace bench speculate`. Needs matplotlib."""
+    from headrace.bench import plot, speculation_plot
 
-    draw(read_curves(records), out)
+    if sweeps := speculation_plot.read_sweeps(records):
+        speculation_plot.draw(sweeps, out)
+    else:
+        plot.draw(plot.read_curves(records), out)
 
 
 def _command(name: str, entry: Scenario) -> Callable[..., None]:

@@ -27,7 +27,7 @@ _GAUGES = (
     ("slots_total", "State slots that there are."),
     ("draft_tokens_chosen", "Drafts of all sequences in the last step."),
     ("draft_gain", "What drafts are expected to add to the tokens a second: 0.5 is half as much more."),
-    ("draft_break_even", "Of first drafts, the share that has to be accepted to pay for them, with as many sequences as now."),
+    ("draft_break_even", "The least chance of a draft to be accepted with which drafts pay, with as many sequences as now."),
 )
 _COUNTERS = (
     ("steps", "steps", "Steps that the engine has run."),

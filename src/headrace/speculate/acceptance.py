@@ -15,6 +15,8 @@ _FIRST = 1.0
 """Trials that the first guess is worth, to the engine's average."""
 _FEWEST = 0.5
 _SUREST = 0.99
+_FIRST_SHARE = 0.25
+"""Of all sequences' first drafts, what is as good as one's own, where sequences are alike."""
 _LATEST = 12
 """First drafts that are looked at for a change."""
 _FADE = 1 - 1 / _LATEST
@@ -33,12 +35,12 @@ class Acceptance:
     known of shallow drafts is the best guess for deep ones. They stand there as if they had been seen so many times as
     sequences are alike (`_likeness`). Nothing seen at all: `first_guess`.
 
-    `survival` is `hope` deviations above the estimates: what seems too low by chance would otherwise not be tried again, and
-    stay so. Where nothing is ever accepted there is no deviation.
+    A first draft's chance is `hope` deviations above its estimate, and that of others half as many: what seems too low by
+    chance would otherwise not be tried again, and stay so. Where nothing is ever accepted there is no deviation.
     """
 
     def __init__(
-        self, slots: int, positions: int, *, memory: float = 160.0, first_guess: float = 0.7, hope: float = 0.5
+        self, slots: int, positions: int, *, memory: float = 160.0, first_guess: float = 0.7, hope: float = 1.0
     ) -> None:
         # By slot, and all of them together as the last; latest counts first drafts, tried and accepted.
         self._tried: Floats = np.zeros((slots + 1, positions))
@@ -103,7 +105,10 @@ class Acceptance:
         for k in range(tried.shape[1]):
             guess = np.minimum(chance * changes[k], _SUREST)
             chance = (accepted[:, k] + weight * guess) / (tried[:, k] + weight)
-            hope = self._hope * np.sqrt(chance * (1 - chance) / (tried[:, k] + weight))
+            # Of deep drafts, whose chances multiply, all sequences tell; of first ones less so, where sequences are alike.
+            share = 1.0 if k else _FIRST_SHARE if weight == _MOST else 0.0
+            seen = np.maximum(tried[:, k], share * self._tried[-1, k])
+            hope = self._hope / (2 if k else 1) * np.sqrt(chance * (1 - chance) / (seen + weight))
             alive = result[:, k] = alive * np.minimum(chance + hope, _SUREST)
         return result
 

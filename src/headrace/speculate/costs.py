@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_HALVINGS = 40
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class StepCosts:
     context_s: float = 0.0
     draft_context_s: float = 0.0
     _stairs: dict[int, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _break_even: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.steps or any(not stairs or min(stairs) > rows for rows, stairs in self.steps.items()):
@@ -62,9 +64,18 @@ class StepCosts:
         return np.array([0.0, *known, *(math.inf,) * (most - len(known))])
 
     def break_even(self, rows: int) -> float:
-        """Of drafts that are one of each of so many rows, the share that has to be accepted to pay for them."""
-        stairs, drafting = self.stairs(rows), self.drafting(rows, 1)
-        return float((stairs[min(rows, len(stairs) - 1)] + drafting[1]) / stairs[0]) - 1
+        """The least chance of each draft with which some number of drafts in each of so many rows pays; 1 if none does."""
+        if rows not in self._break_even:
+            stairs = self.stairs(rows)
+            counts = np.arange(1, (len(stairs) - 1) // rows + 1)
+            seconds = (stairs[counts * rows] + self.drafting(rows, len(counts))[1:]) / stairs[0]
+            low, high = 0.0, 1.0
+            for _ in range(_HALVINGS):
+                chance = (low + high) / 2
+                tokens = 1 + np.cumsum(chance**counts)
+                low, high = (low, chance) if (tokens >= seconds).any() else (chance, high)
+            self._break_even[rows] = high
+        return self._break_even[rows]
 
     def behind(self, rows: int, drafts: int, before: int) -> float:
         """Seconds more of a step of so many drafts in all, where the one before it had `before`: without any it takes as long

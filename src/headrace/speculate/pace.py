@@ -23,8 +23,8 @@ _LOG = logging.getLogger("headrace")
 
 class Pace(Protocol):
     """Asked by the scheduler. most: the most drafts of a row. chosen: of all rows of the last step. gain: what drafts are
-    expected to add to the tokens a second, 0.5 is half as much more. break_even: of first drafts, the share that has to be
-    accepted for them to pay, with as many rows as the last step had.
+    expected to add to the tokens a second, 0.5 is half as much more. break_even: the least chance of a draft to be
+    accepted with which drafts pay, with as many rows as the last step had.
     """
 
     most: int
@@ -73,11 +73,13 @@ class MeasuredPace:
     """
 
     def __init__(
-        self, slots: int, most: int, costs: StepCosts, clock: Callable[[], float] = time.perf_counter
+        self, slots: int, most: int, costs: StepCosts, clock: Callable[[], float] = time.perf_counter, *,
+        quiet: bool = False,
     ) -> None:
+        """quiet: drafts that do not pay are not complained of."""
         self.most, self.chosen, self.gain, self.break_even = most, 0, 0.0, 0.0
         self._costs, self._acceptance, self._clock = costs, Acceptance(slots, most), clock
-        self._credit_s, self._judged = 0.0, False
+        self._credit_s, self._judged = 0.0, quiet
         self._tried, self._taken, self._due = 0, 0, 0.0  # first drafts; accepted ones; how many would have had to be
         self._news: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []  # slots, drafted, accepted of steps
         self._loop, self._began_s, self._device_s = LoopTime(), 0.0, 0.0
