@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,19 +12,47 @@ from torch.nn import functional
 FADE = 0.85  # of a loss from one draft to the next: a later one counts only if those before it were accepted
 
 
-def accepted(target: Tensor, drafted: Tensor) -> Tensor:
-    """sum of min(p, q) over the vocabulary, the chance that a draft from q is accepted: logits [..., V] -> [...].
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One draft, at many places: the target's logits and the drafter's, [..., V]. candidates, scores [..., C]: the tokens that
+    the drafter draws among, and their logits, where it does not draw of all.
+    """
+
+    wanted: Tensor
+    logits: Tensor
+    candidates: Tensor | None = None
+    scores: Tensor | None = None
+
+
+def accepted(draft: Draft) -> Tensor:
+    """sum of min(p, q) over the vocabulary, the chance that a draft from q is accepted: [...].
 
     Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding, 2023, theorem 3.5.
     """
-    return torch.minimum(target.float().softmax(-1), drafted.float().softmax(-1)).sum(-1)
+    p, q = _drawn(draft)
+    return torch.minimum(p, q.softmax(-1)).sum(-1)
 
 
-def drafter_loss(target: Tensor, drafted: Tensor) -> Tensor:
-    """Cross entropy of q under p, and what of the mass is refused: [..., V] -> [...]. The first teaches where the second,
-    which is the aim, has no gradient to speak of."""
-    crossed = -(target.float().softmax(-1) * functional.log_softmax(drafted.float(), -1)).sum(-1)
-    return 0.3 * crossed + (1 - accepted(target, drafted))
+def drafter_loss(draft: Draft) -> Tensor:
+    """Cross entropies of q under p, and what of the mass is refused: [...]. The first teach where the second, which is the aim,
+    has no gradient to speak of: of all tokens, so that the candidates are the likely ones, and among these.
+    """
+    crossed = _crossed(draft.wanted.float().softmax(-1), draft.logits)
+    if draft.scores is not None:
+        crossed = crossed + _crossed(*_drawn(draft))
+    return 0.3 * crossed + (1 - accepted(draft))
+
+
+def _drawn(draft: Draft) -> tuple[Tensor, Tensor]:
+    """The target's probabilities of the tokens that are drawn among, and their logits."""
+    p = draft.wanted.float().softmax(-1)
+    if draft.candidates is None or draft.scores is None:
+        return p, draft.logits.float()
+    return p.gather(-1, draft.candidates), draft.scores.float()
+
+
+def _crossed(p: Tensor, logits: Tensor) -> Tensor:
+    return -(p * functional.log_softmax(logits.float(), -1)).sum(-1)
 
 
 def faded(losses: Sequence[Tensor]) -> Tensor:

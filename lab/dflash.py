@@ -32,7 +32,7 @@ class DrafterShape:
     taps: int = 2
     group: int = 16
     rank: int = 16
-    top_k: int = 16
+    top_k: int = 64
     theta: float = 10_000.0
 
     def config(self, target: Shape, mask: int, end: int) -> dict[str, Any]:
@@ -161,10 +161,10 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = nn.Parameter(torch.randn(vocabulary, rank) * 0.1)
         self.hidden_projection = nn.Linear(hidden, rank, bias=False)
 
-    def forward(self, hidden: Tensor, predecessors: Tensor) -> Tensor:
-        """What is added to the logits of hidden [..., H] behind tokens [...]: [..., vocabulary]."""
-        turned = self.predecessor_codebook[predecessors].to(hidden.dtype) * self.hidden_projection(hidden)
-        return functional.linear(turned, self.successor_codebook)
+    def forward(self, hidden: Tensor, predecessors: Tensor, candidates: Tensor) -> Tensor:
+        """What is added to the logits of candidates [..., C] by hidden [..., H] behind tokens [...]: [..., C]."""
+        turned = self.predecessor_codebook[predecessors] * self.hidden_projection(hidden)
+        return (self.successor_codebook[candidates] * turned.unsqueeze(-2)).sum(-1)
 
 
 class BlockDrafter(nn.Module):

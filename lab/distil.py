@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lab.acceptance import accepted, drafter_loss, expected_tokens, faded
+from lab.acceptance import Draft, accepted, drafter_loss, expected_tokens, faded
 from lab.chat import MASK, SPECIAL
 from lab.dflash import BlockDrafter, DrafterShape
 from lab.model import LabModel
@@ -23,8 +23,7 @@ from lab.schedule import advance, optimisers, rate
 from lab.shape import Shape
 
 MASK_ID = SPECIAL.index(MASK)
-Pairs = list[tuple[Tensor, Tensor]]  # of each draft: the target's logits and the drafter's, [..., V]
-Forward = Callable[[Tensor, torch.Generator], Pairs]
+Forward = Callable[[Tensor, torch.Generator], list[Draft]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +40,21 @@ class Plan:
     report: int = 100
 
 
-def mtp_pairs(target: LabModel, head: MtpHead, depths: int) -> Forward:
-    def pairs(ids: Tensor, _: torch.Generator) -> Pairs:
+def mtp_drafts(target: LabModel, head: MtpHead, depths: int) -> Forward:
+    def drafts(ids: Tensor, _: torch.Generator) -> list[Draft]:
         """ids [B, L]: row t of draft j, counted from 1, and the target's row t + j are of the token at t + j + 1."""
         with torch.no_grad():
             hidden, _taps = target.hidden(ids)
             following = target.model.embed_tokens(ids[:, 1:])
         rows = ids.shape[1] - depths
         outs = head(hidden[:, :rows], following, depths)
-        return [(_without_gradient(target, hidden[:, place : place + rows]), target.logits(out))
+        return [Draft(_without_gradient(target, hidden[:, place : place + rows]), target.logits(out))
                 for place, out in enumerate(outs, start=1)]
-    return pairs
+    return drafts
 
 
-def dflash_pairs(target: LabModel, drafter: BlockDrafter, count: int) -> Forward:
-    def pairs(ids: Tensor, random: torch.Generator) -> Pairs:
+def dflash_drafts(target: LabModel, drafter: BlockDrafter, count: int) -> Forward:
+    def drafts(ids: Tensor, random: torch.Generator) -> list[Draft]:
         """Blocks at `count` anchors of each sequence: slot s, counted from 1, is of the token at anchor + s."""
         block = drafter.shape.block
         with torch.no_grad():
@@ -67,10 +66,12 @@ def dflash_pairs(target: LabModel, drafter: BlockDrafter, count: int) -> Forward
         for slot in range(1, block):
             before = anchors + slot - 1
             wanted = hidden.gather(1, before[..., None].expand(-1, -1, hidden.shape[-1]))
-            edges = drafter.candidate_selector(out[:, :, slot], ids.gather(1, before))
-            found.append((_without_gradient(target, wanted), target.logits(out[:, :, slot]) + edges))
+            logits = target.logits(out[:, :, slot])
+            candidates = logits.topk(drafter.shape.top_k).indices  # without the edges, as drafts are drawn
+            edges = drafter.candidate_selector(out[:, :, slot], ids.gather(1, before), candidates)
+            found.append(Draft(_without_gradient(target, wanted), logits, candidates, logits.gather(-1, candidates) + edges))
         return found
-    return pairs
+    return drafts
 
 
 @torch.no_grad()
@@ -82,10 +83,10 @@ def build(name: str, target: LabModel, plan: Plan) -> tuple[nn.Module, Forward]:
     """A new drafter and its forward. Raises ValueError for a name that there is not."""
     if name == "mtp":
         head = MtpHead(target.shape)
-        return head, mtp_pairs(target, head, plan.depths)
+        return head, mtp_drafts(target, head, plan.depths)
     if name == "dflash":
         drafter = BlockDrafter(target.shape, plan.block)
-        return drafter, dflash_pairs(target, drafter, plan.anchors)
+        return drafter, dflash_drafts(target, drafter, plan.anchors)
     raise ValueError(f"no drafter is called {name!r}: mtp or dflash")
 
 
@@ -120,16 +121,16 @@ def distil(
 
 def _loss(forward: Forward, rows: NDArray[np.uint16], random: torch.Generator, device: torch.device) -> Tensor:
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        pairs = forward(torch.from_numpy(rows.astype(np.int64)).to(device), random)
-    return faded([drafter_loss(wanted, drafted) for wanted, drafted in pairs])
+        drafts = forward(torch.from_numpy(rows.astype(np.int64)).to(device), random)
+    return faded([drafter_loss(draft) for draft in drafts])
 
 
 @torch.no_grad()
 def estimated(forward: Forward, rows: NDArray[np.uint16], device: torch.device) -> Tensor:
     """Mean chance of acceptance by place [drafts], each given the text before it."""
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        pairs = forward(torch.from_numpy(rows.astype(np.int64)).to(device), torch.Generator().manual_seed(0))
-    return torch.stack([accepted(wanted, drafted).mean() for wanted, drafted in pairs]).cpu()
+        drafts = forward(torch.from_numpy(rows.astype(np.int64)).to(device), torch.Generator().manual_seed(0))
+    return torch.stack([accepted(draft).mean() for draft in drafts]).cpu()
 
 
 def main() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from lab.acceptance import accepted, drafter_loss, expected_tokens
+from lab.acceptance import Draft, accepted, drafter_loss, expected_tokens
 from lab.dflash import BlockDrafter, DrafterShape
-from lab.distil import Plan, dflash_pairs, distil, mtp_pairs
+from lab.distil import Plan, dflash_drafts, distil, mtp_drafts
 from lab.export import write_checkpoint, write_drafter
 from lab.model import LabModel
 from lab.mtp import MtpHead
@@ -54,22 +55,37 @@ def test_each_draft_is_compared_with_the_target_there(target: LabModel, own: np.
     """The target's side of every pair: its logits where the token in question is drawn."""
     ids = torch.from_numpy(own[:2].astype(np.int64))
     logits = target(ids)
-    pairs = mtp_pairs(target, MtpHead(small), 3)(ids, torch.Generator())
-    for depth, (wanted, drafted) in enumerate(pairs, start=1):
-        torch.testing.assert_close(wanted, logits[:, depth : depth + 37])
-        assert drafted.shape == wanted.shape
-    drafter = BlockDrafter(small, replace(DrafterShape(), targets=(0, 3), block=4))
+    for depth, draft in enumerate(mtp_drafts(target, MtpHead(small), 3)(ids, torch.Generator()), start=1):
+        torch.testing.assert_close(draft.wanted, logits[:, depth : depth + 37])
+        assert draft.logits.shape == draft.wanted.shape and draft.candidates is None
+    drafter = BlockDrafter(small, replace(DrafterShape(), targets=(0, 3), block=4, top_k=5))
     anchors = torch.randint(1, 36, (2, 3), generator=torch.Generator().manual_seed(7))
-    pairs = dflash_pairs(target, drafter, 3)(ids, torch.Generator().manual_seed(7))
-    for slot, (wanted, _) in enumerate(pairs, start=1):
-        torch.testing.assert_close(wanted[1, 2], logits[1, anchors[1, 2] + slot - 1])
+    known = int(ids[1, anchors[1, 2] + 1])  # before the second slot's token
+    codebook = drafter.candidate_selector.predecessor_codebook.data
+    codebook[torch.arange(len(codebook)) != known] = 0
+    for slot, draft in enumerate(dflash_drafts(target, drafter, 3)(ids, torch.Generator().manual_seed(7)), start=1):
+        torch.testing.assert_close(draft.wanted[1, 2], logits[1, anchors[1, 2] + slot - 1])
+        assert draft.candidates is not None and draft.scores is not None
+        assert torch.equal(draft.candidates, draft.logits.topk(5).indices)
+        edges = draft.scores - draft.logits.gather(-1, draft.candidates)
+        behind_known = ids.gather(1, anchors + slot - 1) == known
+        assert torch.equal(edges.abs().sum(-1) > 1e-6, behind_known) and (slot != 2 or behind_known[1, 2])
 
 
 def test_acceptance_and_its_loss() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.1, 0.6, 0.3]).log()
-    assert abs(float(accepted(p, q)) - 0.6) < 1e-6
-    assert abs(float(drafter_loss(p, q)) - (0.3 * -float((p.exp() * q).sum()) + 0.4)) < 1e-6
+    assert abs(float(accepted(Draft(p, q))) - 0.6) < 1e-6
+    assert abs(float(drafter_loss(Draft(p, q))) - (0.3 * -float((p.exp() * q).sum()) + 0.4)) < 1e-6
     assert float(expected_tokens(torch.tensor([0.5, 0.5, 0.2]))) == pytest.approx(1 + 0.5 + 0.25 + 0.05)
+
+
+def test_only_candidates_are_drawn_and_accepted() -> None:
+    """q = (0.75, 0.25) over the tokens 2 and 0: min(0.2, 0.75) + min(0.5, 0.25) is accepted."""
+    p, all_of_q = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.3, 0.2, 0.5]).log()
+    draft = Draft(p, all_of_q, torch.tensor([2, 0]), torch.tensor([0.75, 0.25]).log() + 3)
+    assert abs(float(accepted(draft)) - 0.45) < 1e-6
+    crossed = -float((p.exp() * all_of_q).sum()) - 0.2 * math.log(0.75) - 0.5 * math.log(0.25)
+    assert abs(float(drafter_loss(draft)) - (0.3 * crossed + 0.55)) < 1e-6
 
 
 def test_own_sequences_begin_as_texts_do() -> None:

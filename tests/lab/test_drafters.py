@@ -72,9 +72,9 @@ def test_a_block_is_the_published_one(shape: Shape, anchor: int) -> None:
 def test_the_selector_scores_who_follows_whom(shape: Shape) -> None:
     selector = shaken(BlockDrafter(shape, BLOCKS)).candidate_selector
     hidden, before = torch.randn(3, shape.hidden), torch.tensor([4, 0, 63])
-    found = selector(hidden, before)
+    found = selector(hidden, before, torch.tensor([[1, 2], [3, 4], [5, 17]]))
     turned = selector.predecessor_codebook[63] * (selector.hidden_projection.weight @ hidden[2])
-    torch.testing.assert_close(found[2, 17], turned @ selector.successor_codebook[17])
+    torch.testing.assert_close(found[2, 1], turned @ selector.successor_codebook[17])
 
 
 def test_a_new_drafter_mixes_nothing(shape: Shape) -> None:
