@@ -25,7 +25,7 @@ PAGE, AT_ONCE, ANSWER = 8, 4, 4
 LENGTHS = range(1, 3 * PAGE + 1)
 """Tokens of a prompt beyond what it shares."""
 CHUNKS = range(1, 65)
-SETTINGS = {"context": 1000, "max_seqs": AT_ONCE, "page_tokens": PAGE, "gpu_checkpoint_bytes": 500_000}
+SETTINGS = {"context": 1000, "max_seqs": AT_ONCE, "page_tokens": PAGE, "gpu_checkpoint_bytes": 2_000_000}
 KINDS = (
     SamplingParams(temperature=0), SamplingParams(temperature=0, presence_penalty=0.6), SamplingParams(top_k=20, top_p=0.9),
     SamplingParams(temperature=0.8, min_p=0.05),
