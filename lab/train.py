@@ -41,9 +41,10 @@ def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, ids: Ids, plan: Plan, device: torch.device) -> float:
-    """Over all of a text, in windows."""
-    windows = torch.from_numpy(in_order(ids, plan.length)).to(device)
+def held_out_loss(model: nn.Module, ids: Ids, plan: Plan, device: torch.device, count: int = 64) -> float:
+    """Over about `count` windows of a text, or all that there are, evenly from its beginning to its end."""
+    windows = in_order(ids, plan.length)
+    windows = torch.from_numpy(windows[:: max(1, len(windows) // count)]).to(device)
     model.eval()
     losses = [float(loss_of(model, part)) * len(part) for part in windows.split(plan.rows)]
     model.train()
@@ -66,7 +67,7 @@ def train(work: Path, shape: Shape, plan: Plan, device: torch.device) -> tuple[L
         recent.append(loss.detach())
         progress.step += 1
         if progress.step % plan.report == 0 or progress.step == plan.steps:
-            outside = {kind: held_out_loss(model, ids[:65537], plan, device) for kind, ids in held_out.items()}
+            outside = {kind: held_out_loss(model, ids, plan, device) for kind, ids in held_out.items()}
             _note(progress, float(torch.stack(recent).mean()), outside, time.monotonic() - started)
             save(path, model, chosen, progress)
             recent.clear()
