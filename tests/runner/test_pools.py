@@ -64,8 +64,9 @@ def test_drafts_take_the_budget_s_bytes(dtype: str) -> None:
     sampler = Sampler(budget.layout.pool_slots, MODEL.vocab_size, torch.device("cpu"), torch.float32)
     slots = draft_slots(pools, sampler, torch.device("cpu"))
     (ring,) = (ring for ring in pools.rings if ring is not None)
+    proposer = Proposer(None, slots, PageTables(budget.layout, 100, torch.device("cpu")), sampler, 5)
     held = [ring.keys, ring.deltas, ring.decays, ring.inputs, slots.pending, slots.parity, slots.positions, slots.ends,
-            slots.frozen, Proposer(None, slots, PageTables(budget.layout, 100, torch.device("cpu")), sampler, 5).proposed]
+            slots.frozen, proposer.proposed, proposer.odds.ids, proposer.odds.chances, proposer.odds.counts, proposer.odds.free]
     lines = {line.name: line.bytes for line in budget.lines}
     assert sum(tensor.nbytes for tensor in held) == lines["drafts"]
     assert ring.keys.shape == (4, 2, 5, 2, 8) and ring.keys.itemsize == (2 if dtype.endswith("16") else ring.inputs.itemsize)
