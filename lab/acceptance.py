@@ -29,26 +29,34 @@ def accepted(draft: Draft) -> Tensor:
 
     Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding, 2023, theorem 3.5.
     """
-    p, q = _drawn(draft)
-    return torch.minimum(p, q.softmax(-1)).sum(-1)
+    return _shared(*_drawn(draft, _likely(draft)))
 
 
 def drafter_loss(draft: Draft) -> Tensor:
     """Cross entropies of q under p, and what of the mass is refused: [...]. The first teach where the second, which is the aim,
     has no gradient to speak of: of all tokens, so that the candidates are the likely ones, and among these.
     """
-    crossed = _crossed(draft.wanted.float().softmax(-1), draft.logits)
+    likely = _likely(draft)
+    drawn = _drawn(draft, likely)
+    crossed = _crossed(likely, draft.logits)
     if draft.scores is not None:
-        crossed = crossed + _crossed(*_drawn(draft))
-    return 0.3 * crossed + (1 - accepted(draft))
+        crossed = crossed + _crossed(*drawn)
+    return 0.3 * crossed + (1 - _shared(*drawn))
 
 
-def _drawn(draft: Draft) -> tuple[Tensor, Tensor]:
-    """The target's probabilities of the tokens that are drawn among, and their logits."""
-    p = draft.wanted.float().softmax(-1)
+def _likely(draft: Draft) -> Tensor:
+    return draft.wanted.float().softmax(-1)
+
+
+def _drawn(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's probabilities, p of all, of the tokens that are drawn among; and their logits."""
     if draft.candidates is None or draft.scores is None:
         return p, draft.logits.float()
     return p.gather(-1, draft.candidates), draft.scores.float()
+
+
+def _shared(p: Tensor, logits: Tensor) -> Tensor:
+    return torch.minimum(p, logits.softmax(-1)).sum(-1)
 
 
 def _crossed(p: Tensor, logits: Tensor) -> Tensor:

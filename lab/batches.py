@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 SHARES = {"prose": 0.27, "code": 0.25, "chat": 0.23, "copy": 0.25}  # of the windows; what there is no text of falls to the rest
 Ids = NDArray[np.uint16]
+Rows = NDArray[np.int64]
 
 
 def streams(work: Path, part: str) -> dict[str, Ids]:
@@ -32,7 +33,7 @@ class Windows:
         shares = np.array([SHARES[kind] for kind in tokens])
         self._shares = shares / shares.sum()
 
-    def of_step(self, step: int, count: int) -> NDArray[np.int64]:
+    def of_step(self, step: int, count: int) -> Rows:
         random = np.random.default_rng([self._seed, step])
         kinds = random.choice(len(self._tokens), count, p=self._shares)
         starts = [random.integers(len(self._tokens[kind]) - self._length + 1) for kind in kinds]
@@ -40,7 +41,13 @@ class Windows:
         return np.stack(rows).astype(np.int64)
 
 
-def in_order(ids: Ids, length: int) -> NDArray[np.int64]:
+def in_order(ids: Ids, length: int) -> Rows:
     """All of a text in windows of `length` + 1 tokens that share one: [windows, length + 1]; the rest is left out."""
     count = (len(ids) - 1) // length
     return np.stack([ids[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)
+
+
+def spread(ids: Ids, length: int, count: int | None) -> Rows:
+    """[count, length + 1], evenly from all over a text; all that there are for None."""
+    found = in_order(ids, min(length, len(ids) - 1))
+    return found if count is None or count > len(found) else found[np.arange(count) * len(found) // count]

@@ -55,8 +55,7 @@ def scrambled(passage: str, pick: random.Random) -> Turns:
 
 
 def fenced(code: str, pick: random.Random) -> Turns:
-    block = f"```python\n{code}\n```"
-    return [f"{pick.choice(REPEAT)}\n\n{block}", block]
+    return repeat(f"```python\n{code}\n```", pick)
 
 
 TASKS: tuple[Callable[[str, random.Random], Turns], ...] = (

@@ -1,4 +1,4 @@
-"""Stage 3: `python -m lab.dialogue --work DIR` has the demo model (SmolLM2-135M-Instruct, Apache-2.0) write conversations.
+"""Stage 2: `python -m lab.dialogue --work DIR` has the demo model (SmolLM2-135M-Instruct, Apache-2.0) write conversations.
 
 Questions are made here, of topics and of passages from the prose; answers are the model's, and a second question follows each.
 """

@@ -1,4 +1,4 @@
-"""Stages 5 and 7: `python -m lab.export --work DIR --out DIR` writes what was trained in the published layouts."""
+"""Behind stages 4 and 6: `python -m lab.export --work DIR --out DIR` writes what was trained in the published layouts."""
 
 from __future__ import annotations
 

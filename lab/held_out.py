@@ -11,29 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lab.baseline import ORDER, NGrams
-from lab.batches import Ids, in_order, streams
+from lab.batches import Rows, spread, streams
 from lab.tokenizer import VOCABULARY
 
 LENGTH = 1024
 FILE = "held-out.json"
-Rows = NDArray[np.int64]
 Loss = Callable[[Rows], float]
-
-
-def windows(ids: Ids, length: int, count: int | None) -> Rows:
-    """[count, length + 1], evenly from all over a text; all that there are for None."""
-    found = in_order(ids, min(length, len(ids) - 1))
-    return found if count is None or count > len(found) else found[np.arange(count) * len(found) // count]
 
 
 def losses(work: Path, length: int, count: int | None, of: dict[str, Loss]) -> dict[str, dict[str, float]]:
     """By kind of text: how many tokens, and the nats of one in each model's mean."""
     found = {}
     for kind, ids in streams(work, "held-out").items():
-        rows = windows(ids, length, count)
+        rows = spread(ids, length, count)
         found[kind] = {"tokens": rows[:, 1:].size, **{name: loss(rows) for name, loss in of.items()}}
         print(kind, ", ".join(f"{name} {value:.4g}" for name, value in found[kind].items()), flush=True)
     return found

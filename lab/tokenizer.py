@@ -1,4 +1,4 @@
-"""Stage 2: `python -m lab.tokenizer --work DIR` learns a byte-level BPE vocabulary and writes all text as token ids."""
+"""Stage 3: `python -m lab.tokenizer --work DIR` learns a byte-level BPE vocabulary and writes all text as token ids."""
 
 from __future__ import annotations
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lab.batches import Ids, Windows, in_order, streams
+from lab.batches import Ids, Windows, spread, streams
 from lab.model import LabModel
 from lab.saved import Progress, resume, save
 from lab.schedule import advance, optimisers, rate
 from lab.shape import Shape
+
+HELD_OUT_WINDOWS = 64  # of each kind of text, for a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,15 @@ def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, ids: Ids, plan: Plan, device: torch.device, count: int = 64) -> float:
-    """Over about `count` windows of a text, or all that there are, evenly from its beginning to its end."""
-    windows = in_order(ids, plan.length)
-    windows = torch.from_numpy(windows[:: max(1, len(windows) // count)]).to(device)
+def held_out_loss(
+    model: nn.Module, ids: Ids, plan: Plan, device: torch.device, count: int | None = None
+) -> float:
+    """Over `count` windows of a text, all for None (`lab.batches.spread`)."""
+    rows = torch.from_numpy(spread(ids, plan.length, count)).to(device)
     model.eval()
-    losses = [float(loss_of(model, part)) * len(part) for part in windows.split(plan.rows)]
+    losses = [float(loss_of(model, part)) * len(part) for part in rows.split(plan.rows)]
     model.train()
-    return sum(losses) / len(windows)
+    return sum(losses) / len(rows)
 
 
 def train(work: Path, shape: Shape, plan: Plan, device: torch.device) -> tuple[LabModel, Progress]:
@@ -67,7 +70,7 @@ def train(work: Path, shape: Shape, plan: Plan, device: torch.device) -> tuple[L
         recent.append(loss.detach())
         progress.step += 1
         if progress.step % plan.report == 0 or progress.step == plan.steps:
-            outside = {kind: held_out_loss(model, ids, plan, device) for kind, ids in held_out.items()}
+            outside = {kind: held_out_loss(model, ids, plan, device, HELD_OUT_WINDOWS) for kind, ids in held_out.items()}
             _note(progress, float(torch.stack(recent).mean()), outside, time.monotonic() - started)
             save(path, model, chosen, progress)
             recent.clear()

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from lab.baseline import NGrams
+from lab.batches import spread
 from lab.chat import written
 from lab.dflash import BlockDrafter, DrafterShape
 from lab.document import Document, write
 from lab.export import trained, write_checkpoint, write_drafter, write_training
-from lab.held_out import five_gram_loss, losses, model_loss, windows
+from lab.held_out import five_gram_loss, losses, model_loss
 from lab.model import LabModel
 from lab.mtp import MtpHead
 from lab.report import last_loss, parameters, report, tokens
@@ -83,9 +84,9 @@ def test_losses_are_the_models(work: Path) -> None:
 
 def test_windows_are_from_all_over() -> None:
     ids = np.arange(100, dtype=np.uint16)
-    assert windows(ids, 9, 3)[:, 0].tolist() == [0, 27, 63]
-    assert windows(ids, 9, None).shape == windows(ids, 9, 50).shape == (11, 10)
-    assert windows(ids, 1024, None).shape == (1, 100)
+    assert spread(ids, 9, 3)[:, 0].tolist() == [0, 27, 63]
+    assert spread(ids, 9, None).shape == spread(ids, 9, 50).shape == (11, 10)
+    assert spread(ids, 1024, None).shape == (1, 100)
 
 
 def test_prompts_are_whole_questions_and_first_words(work: Path) -> None:

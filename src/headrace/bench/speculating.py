@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.bench.running import give_up, measured_costs
 from headrace.bench.step_engine import SAMPLING, PromptSkipper
 from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
@@ -37,11 +38,12 @@ class SpeculatingEngine:
         self._runner = self.built.runner
         self._layout, self._context = self._runner.layout, self.built.info.context
         self._runner.fill_cache()  # what a card takes for a product depends on the numbers too
-        costs = self._runner.step_costs(self._context)
-        if costs is None:
+        try:
+            self.costs = measured_costs(self._runner, self._context)
+        except ConfigError:
             self.close()
-            raise ConfigError("what drafts cost is measured on captured steps: this needs a GPU, and graphs")
-        self.costs, self.most = costs, self._layout.drafts
+            raise
+        self.most = self._layout.drafts
         self._names = 0
 
     def measure(self, chances: Sequence[float], drafts: int | None, context: int, learning: int, steps: int) -> Measured:
@@ -56,10 +58,7 @@ class SpeculatingEngine:
             made += pace.chosen
         took_s = time.perf_counter() - began
         tokens = core.stats().generation_tokens_total - before
-        for request in core.open_requests:
-            core.cancel(request)
-        while core.has_work:
-            core.step()
+        give_up(core)
         return Measured(tokens / took_s, made / steps / len(chances), took_s / steps * 1e3)
 
     def pace(self, drafts: int | None) -> Pace:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from headrace.bench.running import give_up
 from headrace.config import EngineConfig
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.core import EngineCore
@@ -86,10 +87,7 @@ class DecodeSteps:
         self._core.step()
 
     def finish(self) -> None:
-        for request in self._core.open_requests:
-            self._core.cancel(request)
-        while self._core.has_work:
-            self._core.step()
+        give_up(self._core)
 
 
 class ChunkSteps:

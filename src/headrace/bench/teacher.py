@@ -10,6 +10,7 @@ from itertools import count
 
 import numpy as np
 
+from headrace.bench.running import unfailed
 from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
 from headrace.engine.core import EngineCore
@@ -67,9 +68,7 @@ class _Answer:
     logprobs: list[float] = field(default_factory=list)
 
     def take(self, event: TokenEvent) -> None:
-        if event.error is not None:
-            raise HeadraceError(f"request {event.request} failed: {event.error}")
-        self.tokens += event.tokens
+        self.tokens += unfailed(event).tokens
         self.logprobs += (entry.logprob for entry in (*event.prompt_logprobs, *event.logprobs))
 
 

@@ -9,16 +9,17 @@ from functools import cached_property
 from itertools import count
 
 from headrace.bench.held_out import TextPrompt
+from headrace.bench.running import give_up, measured_costs, unfailed
 from headrace.config import EngineConfig
 from headrace.engine.build import build_engine
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model, find_tokenizer
 from headrace.engine.requests import build_requests
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError
 from headrace.scheduler.scheduler import Scheduler
 from headrace.speculate.costs import StepCosts
 from headrace.speculate.pace import FixedPace, MeasuredPace, Pace
-from headrace.types import Request, SamplingParams, TokenEvent
+from headrace.types import Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,7 @@ class TextEngine:
     @cached_property
     def costs(self) -> StepCosts:
         """Measured once, before any request; steps run as what is fastest from then on. Raises ConfigError without graphs."""
-        costs = self._runner.step_costs(self.info.context)
-        if costs is None:
-            raise ConfigError("what drafts cost is measured on captured steps: this needs a GPU, and graphs")
-        return costs
+        return measured_costs(self._runner, self.info.context)
 
     def device_s(self, users: int, drafts: int) -> float:
         """Of the device for a step of so many rows with so many drafts each, and for making them."""
@@ -104,7 +102,7 @@ class TextEngine:
         while core.has_work:
             for event in core.step():
                 before = drafted.get(event.request)
-                drafted[event.request] = _checked(event).drafted_tokens
+                drafted[event.request] = unfailed(event).drafted_tokens
                 if event.tokens and before is not None:
                     cut = event.finish_reason == "length"
                     yield DecodedStep(event.request, event.drafted_tokens - before, len(event.tokens), cut)
@@ -115,24 +113,15 @@ class TextEngine:
         for request in requests:
             core.add(request)
         while waiting:
-            waiting -= {_checked(event).request for event in core.step() if event.tokens}
+            waiting -= {unfailed(event).request for event in core.step() if event.tokens}
         steps, tokens, drafts, began = 0, 0, 0, time.perf_counter()
         while len(core.open_requests) == len(requests):
             tokens += sum(len(event.tokens) for event in core.step())
             drafts += pace.chosen if pace is not None else 0
             steps += 1
         seconds = time.perf_counter() - began
-        for name in core.open_requests:
-            core.cancel(name)
-        while core.has_work:
-            core.step()
+        give_up(core)
         return Together(steps, tokens, drafts, seconds)
 
     def close(self) -> None:
         self.built.core.close()
-
-
-def _checked(event: TokenEvent) -> TokenEvent:
-    if event.error is not None:
-        raise HeadraceError(f"request {event.request} failed: {event.error}")
-    return event
