@@ -276,6 +276,7 @@ def test_on_a_gpu_captured_or_not_tokens_are_those_without_drafts(tmp_path: Path
     steady, changing = partial(FixedPace, BLOCK - 1, BLOCK - 1), partial(ChangingPace, BLOCK - 1)
     plain = answers(engine(path, None, **settings), requests())
     eager = [answers(engine(path, drafter, pace(), **half | {"graphs": "off"}), requests()) for pace in (steady, changing)]
+    accepted = []
     for expected, pace, more in (
         (plain, steady, settings), (plain, changing, settings | {"loop": "overlapped"}), (eager[0], steady, half),
         (eager[1], changing, half), (eager[0], steady, half | {"loop": "overlapped"}),
@@ -283,4 +284,5 @@ def test_on_a_gpu_captured_or_not_tokens_are_those_without_drafts(tmp_path: Path
         found = answers(engine(path, drafter, pace(), **more), requests())
         same = sum(found[name].tokens == answer.tokens for name, answer in expected.items())
         assert same >= len(expected) - 1, "in float32 two near each other may change places"
-        assert sum(answer.accepted for answer in found.values()) > 10
+        accepted.append(sum(answer.accepted for answer in found.values()))
+    assert min(accepted) > 0 and sum(accepted) > 150, "how many a changing pace gives a chance depends on the time"
