@@ -270,7 +270,8 @@ class RowResult:
     """What a row produced: sampled tokens in order (empty for an unfinished prompt), and log-probabilities if asked for.
 
     prompt_logprobs: for prompt positions start + 1 ... start + n of the row, as many as the prompt holds. proposes: how many
-    drafts the drafter on the device has for what follows, at most.
+    drafts the drafter on the device has for what follows, at most. error: why the request cannot go on, if so: its tokens here
+    are nobody's.
     """
 
     sequence: int
@@ -278,6 +279,7 @@ class RowResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     proposes: int = MOST_DRAFTS
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from headrace.types import EngineInfo, Request, SamplingParams
 if TYPE_CHECKING:
     import torch
 
+    from headrace.runner.allowed import MakeMasks
     from headrace.runner.runner import Runner
 
 Progress = Callable[[int, int], None]
@@ -73,13 +74,14 @@ def load_engine(path: Path, config: EngineConfig, progress: Progress | None) -> 
 
 
 def build_engine(
-    model: Model, config: EngineConfig, progress: Progress | None, drafter: Drafter | None = None, pace: Pace | None = None
+    model: Model, config: EngineConfig, progress: Progress | None, drafter: Drafter | None = None, pace: Pace | None = None,
+    make_masks: MakeMasks | None = None,
 ) -> BuiltEngine:
     """Allocate all that the budget says and load or make the weights; progress(done_bytes, total_bytes) follows them.
 
     drafter: one on the host whose proposals rows carry, instead of what the settings say. pace: how many drafts rows have,
-    instead of what is measured to be best. Raises ConfigError when the settings cannot work or the memory runs out,
-    CheckpointError when weights cannot be read.
+    instead of what is measured to be best. make_masks: of requests, which tokens they may draw. Raises ConfigError when the
+    settings cannot work or the memory runs out, CheckpointError when weights cannot be read.
     """
     start = Start()
     check_host_memory(config, ram_bytes())
@@ -91,8 +93,8 @@ def build_engine(
     drafting = chosen.memory
     model = replace(model, spec=replace(model.spec, drafter=drafting.cache))
     drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
-    _check_synthetic_acceptance(config, drafts)
-    extras = drafter_extras(model, config, dtypes, drafting)
+    _check_synthetic_acceptance(config, drafts, masks=make_masks is not None)
+    extras = replace(drafter_extras(model, config, dtypes, drafting), masks=make_masks is not None)
 
     def make(hardware: Hardware) -> Budget:
         return make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafts, extras)
@@ -102,7 +104,7 @@ def build_engine(
         config = replace(config, ram_cache_bytes=staging_bytes(model.spec, budget.layout, config, dtypes, ram_bytes()))
     try:
         drafted = Drafted(drafter, drafting, pace)
-        core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafted, start)
+        core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafted, start, make_masks)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
@@ -118,7 +120,7 @@ def _look(config: EngineConfig) -> Hardware:
     return detect(config.device).with_context(config.cuda_context_bytes)
 
 
-def _check_synthetic_acceptance(config: EngineConfig, drafts: int) -> None:
+def _check_synthetic_acceptance(config: EngineConfig, drafts: int, *, masks: bool) -> None:
     chance = config.synthetic_acceptance
     if chance is None:
         return
@@ -128,11 +130,13 @@ def _check_synthetic_acceptance(config: EngineConfig, drafts: int) -> None:
         raise ConfigError("--synthetic-acceptance is for --random-weights: a model's own drafts are accepted by what it says")
     if not drafts:
         raise ConfigError("--synthetic-acceptance: nothing is drafted; give --speculate as well")
+    if masks:
+        raise ConfigError("--synthetic-acceptance accepts drafts that masks do not allow")
 
 
 def _build_core(
     model: Model, budget: Budget, dtypes: Dtypes, hardware: Hardware, config: EngineConfig, progress: Progress | None,
-    drafted: Drafted, start: Start,
+    drafted: Drafted, start: Start, make_masks: MakeMasks | None,
 ) -> tuple[EngineCore, Runner]:
     import torch
 
@@ -161,7 +165,7 @@ def _build_core(
         start.taken["weights"] = torch.cuda.memory_allocated() - others_bytes
         start.taken["workspace"] = rehearse(
             model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
-            draws=drafted.memory.draws,
+            draws=drafted.memory.draws, masks=make_masks is not None,
         )
         torch.cuda.empty_cache()  # what stays is not to lie in what these prompts took
         start.lap("kernels and first prompts")
@@ -172,7 +176,7 @@ def _build_core(
         model.spec, decoder, budget.layout, dtypes, place, context=budget.context, chunk_tokens=budget.chunk_tokens,
         graphs=execution.graphs, graphs_required=config.graphs == "on", host=prefixes.host if prefixes else None,
         make_drafter=make_drafter,
-        synthetic_acceptance=config.synthetic_acceptance,
+        synthetic_acceptance=config.synthetic_acceptance, make_masks=make_masks,
     )
     if start.taken:
         held, graphs = runner.held_bytes(), runner.graph_bytes

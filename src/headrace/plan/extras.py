@@ -27,7 +27,8 @@ class Extras:
     lines: parts of a fixed size. slot_bytes: what every state slot has more, and slot_why. one_scale: 8-bit
     keys and values have one scale for all, and no bytes for those of each token and head. taps: hidden states of each token
     that a step leaves for a drafter; observes, proposes: nodes of a drafter's graphs (`plan.graph_rows.StepNodes`).
-    rounds_inputs: linear layers turn theirs into codes before they multiply.
+    rounds_inputs: linear layers turn theirs into codes before they multiply. masks: every slot has some, of tokens that may be
+    drawn (`plan.mask_memory`).
     """
 
     lines: tuple[BudgetLine, ...] = ()
@@ -38,6 +39,7 @@ class Extras:
     observes: int = 0
     proposes: tuple[int, ...] = ()
     rounds_inputs: bool = False
+    masks: bool = False
 
     def all_groups(self, spec: ModelSpec) -> tuple[CacheGroup, ...]:
         """The model's groups, with a drafter's layers."""

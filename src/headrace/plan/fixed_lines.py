@@ -12,6 +12,7 @@ from headrace.plan.draft_memory import progress_bytes, ring_bytes
 from headrace.plan.dtypes import itemsize
 from headrace.plan.extras import BudgetLine
 from headrace.plan.graph_rows import EIGHT_BIT_NODES, FOUR_BIT_NODES, PLAIN_NODES, StepNodes, graph_bytes, prompt_shapes
+from headrace.plan.mask_memory import mask_bytes
 from headrace.plan.sampler_memory import sampler_bytes
 from headrace.plan.step_lines import cpu_step_lines, gpu_step_lines
 from headrace.plan.weight_memory import LOW_BIT_TYPES, has_low_bit, has_plain, weight_bytes, widening_bytes
@@ -135,6 +136,10 @@ class FixedLines:
         if extras.slot_bytes:
             why = f"{self.slots} slots of {extras.slot_bytes:,} bytes: {extras.slot_why}"
             yield BudgetLine("draft inputs", self.slots * extras.slot_bytes, why)
+        if extras.masks:
+            each = mask_bytes(needs.spec.vocab_size, needs.drafts)
+            why = f"{self.slots} slots of {each:,} bytes: masks of the tokens that may be drawn, {1 + needs.drafts} of a row"
+            yield BudgetLine("allowed tokens", self.slots * each, why)
         if self.slots > self.seqs:
             pages = sum(map(needs.page_bytes, needs.groups))
             yield BudgetLine("padding", needs.state_bytes + pages, "a state slot and a page for what no sequence may have")

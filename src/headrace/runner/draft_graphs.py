@@ -117,6 +117,7 @@ class DraftGraph:
         self._write(rows)
         self._upload.send()
         self._run(_STEP)
+        self._over.sampler.await_masks()
         drawn = self._drawn(rows)
         if self._over.proposer.drafter is None:
             return drawn, None

@@ -99,13 +99,21 @@ class Drafting:
         if graph is not None:
             assert self.graphs is not None
             self.graphs.propose(rows)
+            self._tell_drafts()
             replayed, proposes = graph.replay(rows)
             return replayed, None, None if self.coin else proposes
         step = self._packer.pack(rows, deferred=deferred, folds=folds)
+        self._tell_drafts()
         hidden, taps = self._forward(step.batch, rows)
+        self._sampler.await_masks()
         drawn = self._verifier.finish(step, hidden)
         proposes = self._observe(step, taps, hidden) if self.proposer.drafter else None
         return drawn, hidden, None if self.coin else proposes
+
+    def _tell_drafts(self) -> None:
+        """Drafts that were made on the device, to whom masks depend on them."""
+        if self._sampler.allowed is not None:
+            self._sampler.allowed.take(self.proposer.proposed)
 
     def _verifier_of(self, logits: Logits) -> Verifier:
         drafter = self.proposer.drafter

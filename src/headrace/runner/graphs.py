@@ -97,6 +97,7 @@ class StepGraph:
         count, sampler = len(slots), self._over.sampler
         if not slots:
             return None
+        sampler.await_masks()
         if self._drawing is None or not sampler.draws_on_device(slots):
             logits = self.logits[:count].to(sampler.dtype)
             return sampler.draw_at(logits, slots, self._where[:count], self._sampled[:count])

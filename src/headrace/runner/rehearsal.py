@@ -18,6 +18,7 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
+from headrace.runner.allowed import AllowedTokens
 from headrace.runner.batch import Packer
 from headrace.runner.copies import take_in
 from headrace.runner.draft_batch import DraftPacker
@@ -45,20 +46,22 @@ _PROMPTS_RUN = (1, 2, 4)
 @torch.inference_mode()
 def rehearse(
     spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, *, context: int,
-    chunk_tokens: int, draws: bool = False,
+    chunk_tokens: int, draws: bool = False, masks: bool = False,
 ) -> int:
     """Steps of every size that users will ask for, on a cache of one slot and page that all rows share, gone afterwards.
 
     All kernels that a step of decoding rows with and without drafts, of prompts of up to chunk_tokens, or of both launches are
     compiled. Some prompts then really run, scored as for their log-probabilities, in the workspace that they will have;
-    returns how many bytes of it they took at most. To be called when the weights are there and the cache is not yet.
+    returns how many bytes of it they took at most. To be called when the weights are there and the cache is not yet. draws: a
+    drafter draws its drafts. masks: of tokens that may be drawn.
     """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, layout.padding)
     tables = PageTables(small, max(context, chunk_tokens), device)
     pools = allocate_pools(spec, small, dtypes, device)
     packer = Packer(tables, chunk_tokens + layout.slots, layout.slots, 0, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
-    sampler = Sampler(small.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
+    wide = torch.promote_types(compute, torch.float32)
+    sampler = Sampler(small.pool_slots, spec.vocab_size, device, wide, allowed=_allowed(small, spec, device, masks))
 
     def step(decoder: Decoder, tokens: tuple[int, ...]) -> Tensor:
         batch, sampled = packer.pack(_rows(tokens), sampler.next_tokens)
@@ -88,7 +91,7 @@ def rehearse(
             for shape in _captured_shapes(decoder, layout, chunk_tokens, context):
                 captured(shape)
         if layout.drafts:
-            _rehearse_drafts(spec, outline, layout, dtypes, device, draws)
+            _rehearse_drafts(spec, outline, layout, dtypes, device, draws, masks)
     held_bytes = _held_bytes(device)
     for parts in _PROMPTS_RUN:
         hidden = step(decoder, (-(-chunk_tokens // parts),))[:SCORED_ROWS]
@@ -102,17 +105,23 @@ def _captured_shapes(decoder: Decoder, layout: CacheLayout, chunk_tokens: int, c
     return prompt_shapes(layout.slots, chunk_tokens, context) if captures else ()
 
 
+def _allowed(layout: CacheLayout, spec: ModelSpec, device: torch.device, masks: bool) -> AllowedTokens | None:
+    """As an engine has it, though nobody fills masks."""
+    places = 1 + layout.drafts
+    return AllowedTokens(lambda request: None, layout.pool_slots, places, spec.vocab_size, device) if masks else None
+
+
 def _rehearse_drafts(
-    spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, draws: bool
+    spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, draws: bool, masks: bool
 ) -> None:
     """Every number of rows with as many drafts as they may have, from the packing to what is accepted; with and without one
-    that ends a prompt with as many tokens as are verified together, for which kernels have another form. draws: a drafter
-    that draws its drafts.
+    that ends a prompt with as many tokens as are verified together, for which kernels have another form.
     """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, True, layout.drafts)
     tables, pools = PageTables(small, max(1 + layout.drafts, MAX_TOKENS), device), allocate_pools(spec, small, dtypes, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
-    sampler = Sampler(small.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32))
+    wide = torch.promote_types(compute, torch.float32)
+    sampler = Sampler(small.pool_slots, spec.vocab_size, device, wide, allowed=_allowed(small, spec, device, masks))
     slots = draft_slots(pools, sampler, device)
     proposer = Proposer(None, slots, tables, sampler, layout.drafts)
     packer = DraftPacker(tables, slots, proposer, layout.slots * (1 + layout.drafts) + MAX_TOKENS, layout.slots, 0, device)

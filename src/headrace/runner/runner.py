@@ -17,6 +17,7 @@ from headrace.plan.blocks import block_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
+from headrace.runner.allowed import AllowedTokens, Failure, MakeMasks
 from headrace.runner.batch import Packer, SampledRows
 from headrace.runner.copies import copy_pages, empty_ring, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
@@ -55,7 +56,9 @@ MakeDrafter = Callable[[Pools], DeviceDrafter]
 
 
 class PendingStep:
-    """A step that the device may still be working on. Its outcome is on the way to the host when this is made."""
+    """A step that the device may still be working on. Its outcome is on the way to the host when this is made. failures: by
+    sequence, of those that cannot go on if they come so far.
+    """
 
     def __init__(
         self, plan: StepPlan, rows: tuple[Row, ...], drawn: Drawn | DrawnRuns | None, prompt_scores: dict[int, PromptScores],
@@ -66,22 +69,33 @@ class PendingStep:
         self._drawn = drawn.to_host() if drawn else None
         self._proposes = None if proposes is None else proposes.to("cpu", non_blocking=True)
         self._prompt_scores = {sequence: scores.to_host() for sequence, scores in prompt_scores.items()}
+        self.failures: Mapping[int, Failure] = {}
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
             self._arrived.record()
 
     def result(self) -> StepResult:
         """Wait for this step, and for no later one, and read what it sampled."""
+        found = {}
+        drawn = self._results()
+        proposes = [MOST_DRAFTS] * len(self._rows) if self._proposes is None else self._proposes.tolist()
+        for (row, tokens, logprobs), more in zip(drawn, proposes, strict=True):
+            scores = self._prompt_scores.get(row.sequence)
+            place, reason = self.failures.get(row.sequence, (MOST_DRAFTS, None))
+            error = reason if len(tokens) > place else None
+            found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else (), more, error)
+        return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows))
+
+    def sampled(self) -> dict[int, tuple[int, ...]]:
+        """Wait for this step, and read the tokens by sequence."""
+        return {row.sequence: tokens for row, tokens, _ in self._results()}
+
+    def _results(self) -> list[tuple[Row, tuple[int, ...], tuple[TokenLogprob, ...]]]:
+        """Each row, what it sampled, and log-probabilities if it asked for them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         drawn = self._drawn.results() if self._drawn else iter(())
-        found = {}
-        proposes = [MOST_DRAFTS] * len(self._rows) if self._proposes is None else self._proposes.tolist()
-        for row, more in zip(self._rows, proposes, strict=True):
-            scores = self._prompt_scores.get(row.sequence)
-            tokens, logprobs = next(drawn) if row.samples else ((), ())
-            found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else (), more)
-        return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows))
+        return [(row, *(next(drawn) if row.samples else ((), ()))) for row in self._rows]
 
 
 class Runner:
@@ -92,7 +106,7 @@ class Runner:
     where no row has drafts, are captured here, and replayed. The tokens are the same. A model whose operations cannot be
     captured runs eagerly, unless graphs are required. host: pages and checkpoints in host memory, if plans copy to and from it.
     make_drafter: of the pools, the drafter on the device whose proposals rows may ask for. synthetic_acceptance: of its drafts,
-    by a coin.
+    by a coin. make_masks: of requests, which tokens they may draw, if any of them may not draw all.
     """
 
     def __init__(
@@ -110,6 +124,7 @@ class Runner:
         host: CacheLayout | None = None,
         make_drafter: MakeDrafter | None = None,
         synthetic_acceptance: float | None = None,
+        make_masks: MakeMasks | None = None,
     ) -> None:
         compute: torch.dtype = getattr(torch, dtypes.compute)
         self.layout = layout
@@ -117,9 +132,12 @@ class Runner:
         self._pools = allocate_pools(spec, layout, dtypes, device)
         self.host = HostPools(spec, host, dtypes, self._pools, layout.pool_slots, device) if host else None
         self._tables = PageTables(layout, context, device)
+        self._allowed = AllowedTokens(
+            make_masks, layout.pool_slots, 1 + layout.drafts, spec.vocab_size, device
+        ) if make_masks else None
         self._sampler = Sampler(
             layout.pool_slots, spec.vocab_size, device, torch.promote_types(compute, torch.float32),
-            ends_marked=layout.drafts > 0,
+            ends_marked=layout.drafts > 0, allowed=self._allowed,
         )
         self._requests: list[Request | None] = [None] * layout.slots
         self._scores_due = [False] * layout.slots  # those of a prompt are sent with its first token, and never again
@@ -139,10 +157,21 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step, behind those started before. On a CPU it is finished when this returns."""
+        """Start a step, behind those started before. On a CPU it is finished when this returns. Where sequences with masks have
+        rows, it waits for the steps before.
+        """
         self._prepare(plan)
         if not plan.rows:
             return PendingStep(plan, (), None, {}, self._device)
+        if self._allowed is None:
+            return self._launch(plan)
+        self._allowed.expect(plan.rows)
+        step = self._launch(plan)
+        self._allowed.follow(step)
+        step.failures = self._allowed.failures
+        return step
+
+    def _launch(self, plan: StepPlan) -> PendingStep:
         if self._drafting is not None:
             rows = short_first(plan.rows)
             drafted, hidden, proposes = self._drafting.run(rows)
@@ -226,11 +255,13 @@ class Runner:
         held = {"weights": total_bytes(self._weights()), "sampler": total_bytes(self._sampler_tensors())}
         kept = self._drafter.nbytes if self._drafter else 0
         held |= {"draft inputs": kept} if kept else {}
+        held |= {"allowed tokens": total_bytes(self._mask_tensors())} if self._allowed else {}
         return held | {"tables": self._tables.entries.nbytes + self._sent_bytes} | pool_bytes(self._pools, self.layout)
 
     def allocated_bytes(self) -> int:
         """What PyTorch's allocator counts for these tensors, and for those that the graphs made."""
-        tensors = (*self._weights(), *self._sampler_tensors(), self._tables.entries, *pool_tensors(self._pools))
+        own = (*self._sampler_tensors(), *self._mask_tensors())
+        tensors = (*self._weights(), *own, self._tables.entries, *pool_tensors(self._pools))
         blocks = block_bytes(self._sent_bytes) + block_bytes(self._drafter.nbytes if self._drafter else 0)
         return allocated_bytes(tensors) + blocks + self.graph_bytes.get("graphs_tensors", 0)
 
@@ -244,6 +275,9 @@ class Runner:
 
     def _sampler_tensors(self) -> tuple[Tensor, ...]:
         return *self._sampler.state.tensors(), self._sampler.next_tokens
+
+    def _mask_tensors(self) -> tuple[Tensor, ...]:
+        return self._allowed.tensors if self._allowed else ()
 
     def _weights(self) -> tuple[Tensor, ...]:
         """The model's, and those of the drafter on the device."""
@@ -265,7 +299,7 @@ class Runner:
         if self.host is not None:
             self.host.close()
         del self._decoder, self._pools, self._tables, self._packer, self._sampler, self._drafting, self.host
-        del self._graphs, self._prompts
+        del self._graphs, self._prompts, self._allowed
 
     def _prepare(self, plan: StepPlan) -> None:
         """All that a plan wants done before its rows."""
@@ -329,7 +363,9 @@ class Runner:
 
     def _draw(self, rows: SampledRows, hidden: Tensor) -> Drawn:
         """Sample a token for every row that ends in one: hidden [S, hidden] of their ends."""
-        return self._sampler.draw_at(self._decoder.logits(hidden), rows.slots, rows.where, rows.positions)
+        logits = self._decoder.logits(hidden)
+        self._sampler.await_masks()
+        return self._sampler.draw_at(logits, rows.slots, rows.where, rows.positions)
 
     def _scored(self, row: Row) -> int | None:
         """How many alternatives to each of the row's prompt tokens are asked for; None if their log-probabilities are not."""

@@ -1,8 +1,9 @@
 """The sampler: every slot's sampling parameters and token counts on the device, and the draw of a step's tokens.
 
 The runner calls `draw_at` once a step, right behind the model (whose logits may lie in a captured graph's static buffer, so
-they are only read), or replays a graph with `draw_on_device` in it and calls `drawn`. It never waits: what is drawn goes to the
-host by `Drawn.to_host`, and to the next step by `next_tokens`.
+they are only read, but for tokens that a mask does not allow, which become -inf there), or replays a graph with
+`draw_on_device` in it and calls `drawn`. It never waits: what is drawn goes to the host by `Drawn.to_host`, and to the next
+step by `next_tokens`. Only where sequences have masks does `await_masks`, to be called between a step and its draw.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.sample import Against, Features, SlotState, draw_on_device, draws_on_device, sample, top_logprobs
 from headrace.kernels.sample.slots import ENDS_MESSAGE, GENERATED_ONCE, IN_PROMPT
+from headrace.runner.allowed import AllowedTokens
 from headrace.runner.scores import TokenScores
 from headrace.runner.script import Script
 from headrace.types import Admission, Request, TokenLogprob
@@ -63,11 +65,13 @@ class Sampler:
 
     next_tokens: [slots] int64, each slot's newest drawn token, at first its last known one: the input of its next step. Nothing
     here waits for the device. Marks (counts) are kept for the slots whose parameters need them, ends of messages with
-    ends_marked for all. script: what is drawn instead, of requests with log-probabilities, which no graph draws for.
+    ends_marked for all. script: what is drawn instead, of requests with log-probabilities, which no graph draws for. allowed:
+    masks of what may be drawn, by slot, in an engine that has them: of the same device.
     """
 
     def __init__(
-        self, slots: int, vocab_size: int, device: torch.device, dtype: torch.dtype, *, ends_marked: bool = False
+        self, slots: int, vocab_size: int, device: torch.device, dtype: torch.dtype, *, ends_marked: bool = False,
+        allowed: AllowedTokens | None = None,
     ) -> None:
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"logits are sampled in float32 or float64, not {dtype}")
@@ -81,14 +85,20 @@ class Sampler:
         self._logprobs: list[int | None] = [None] * slots
         self._held_draws = [0] * slots  # draws until min_tokens is surely reached
         self.script: Script | None = None
+        self.allowed = allowed
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Installs each request's parameters in its slot, with the tokens that it has already generated counted."""
         for admission in admissions:
             self._install(admission)
 
+    def await_masks(self) -> None:
+        """A step is on its way: what is drawn of it may be masked now."""
+        if self.allowed is not None:
+            self.allowed.send()
+
     def draw(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Drawn:
-        """Draws one token for each row of logits [R, V], in the sampler's dtype and left as they are.
+        """Draws one token for each row of logits [R, V], in the sampler's dtype.
 
         slots: R different slots. positions: of the tokens being drawn, which with the seed decide the noise.
         """
@@ -118,6 +128,7 @@ class Sampler:
         """As `tokens_at`, of `independent` slots, each as often as it may be. They are not counted."""
         if self.script is not None:
             return self.script.tokens(where, positions)
+        self._forbid(logits, where, positions)
         return sample(logits, self.state, where, positions, [self._features[slot] for slot in slots], against)
 
     def reports(self, slots: Sequence[int]) -> bool:
@@ -136,6 +147,7 @@ class Sampler:
         self, logits: Tensor, where: Tensor, positions: Tensor, against: Against | None = None
     ) -> Tensor:
         """The device's part of a draw that needs no host, so that a graph can hold it: tokens [R], counted as generated."""
+        self._forbid(logits, where, positions)
         return draw_on_device(logits, self.state, where, positions, self.next_tokens, against)
 
     def drawn(self, logits: Tensor, tokens: Tensor, slots: Sequence[int]) -> Drawn:
@@ -155,10 +167,16 @@ class Sampler:
         """Log-probabilities of tokens [N] int64 under logits [N, V], with k alternatives to each."""
         return TokenScores(tokens, *top_logprobs(logits, tokens, k), (k,) * tokens.shape[0])
 
+    def _forbid(self, logits: Tensor, where: Tensor, positions: Tensor) -> None:
+        if self.allowed is not None:
+            self.allowed.forbid(logits, where, positions)
+
     def _install(self, admission: Admission) -> None:
         slot, request, p = admission.slot, admission.request, admission.request.params
         if self.script is not None:
             self.script.begin(slot, request)
+        if self.allowed is not None:
+            self.allowed.admit(admission)
         features = _features_of(request, self.vocab_size)
         held_draws = max(0, p.min_tokens - len(admission.output)) if features.held_open else 0
         self._features[slot] = replace(features, held_open=held_draws > 0)

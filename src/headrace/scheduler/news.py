@@ -20,9 +20,9 @@ class News:
         events, self._events = self._events, []
         return events
 
-    def ended(self, sequence: Sequence, reason: FinishReason) -> None:
-        """A request ends from outside a commit."""
-        self._events.append(TokenEvent(sequence.request.id, finish_reason=reason))
+    def ended(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """A request ends, not by its tokens."""
+        self._events.append(TokenEvent(sequence.request.id, finish_reason=reason, error=error))
 
     def append(self, row: Row, result: RowResult, sequence: Sequence) -> bool:
         """What came of a row of a sequence whose message goes on. Returns whether it ends with it."""

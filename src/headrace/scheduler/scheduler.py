@@ -184,6 +184,11 @@ class Scheduler:
             if sequence.in_flight == 0:
                 self._running.release(sequence)
             return
+        if result.error is not None:
+            self._news.append_unheard(result, sequence)
+            self._news.ended(sequence, "error", result.error)
+            self._forget(sequence)
+            return
         self._drafts.note(row, result, sequence)
         if self._news.append(row, result, sequence):
             self._forget(sequence)

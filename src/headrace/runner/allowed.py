@@ -1,0 +1,234 @@
+"""Masks of the tokens that sequences may draw, which the host fills: what structured output is made of.
+
+Which tokens are allowed follows from those before, the newest among them, and the drafts. An overlapped loop launches a step
+before the host has seen what the one before it drew. So masks are filled as late as can be: behind the launch of the model's
+part of a step, which needs none of them, the host waits for the tokens of the step before, has them followed, and sends masks
+for the draw. The device computes meanwhile. Rows without masks are not held up, but for those that share a step with such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.errors import RequestError
+from headrace.kernels.forbid_tokens import TokenMasks, forbid_tokens
+from headrace.types import Admission, Request, Row
+
+Words = NDArray[np.int32]
+Failure = tuple[int, str]
+"""If a row yields more tokens than these, those behind them are what nobody allowed, and its request fails, for a reason."""
+
+
+class SequenceMasks(Protocol):
+    """What one sequence may draw, wherever it is. Both may raise RequestError, which ends the request."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These tokens were generated, one after the other: at first those before a preemption, if there was any. Nothing is
+        asked any more behind one that ends the message.
+        """
+        ...
+
+    def fill(self, drafts: Sequence[int], words: Words) -> int:
+        """Fill words[0] with the tokens that are allowed next, words[i] with those behind i of the drafts: int32
+        [1 + len(drafts), ceil(vocabulary / 32)], bit t % 32 of word t // 32 set where token t is allowed, all of it written.
+
+        Returns how many were filled: behind a draft that is not allowed none is wanted. The sequence is where it was.
+        """
+        ...
+
+
+MakeMasks = Callable[[Request], SequenceMasks | None]
+"""Of a request that takes a slot; None where every token is allowed."""
+
+
+class Sampled(Protocol):
+    """A step that was launched."""
+
+    def sampled(self) -> dict[int, tuple[int, ...]]:
+        """Tokens by sequence. Waits for the device."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A sequence with masks, of which so many tokens are generated. over: nothing more is asked of it. failure: of its
+    newest row.
+    """
+
+    request: Request
+    masks: SequenceMasks
+    vocab_size: int
+    generated: int = 0
+    over: bool = False
+    failure: Failure | None = None
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """As far as the message goes, as `scheduler.commit` has it."""
+        if self.over or self._failed(len(tokens)):
+            return
+        tokens = tokens[: min(1 + self._until_end(tokens), self.request.max_tokens - self.generated)]
+        self.generated += len(tokens)
+        self.over = self.generated >= self.request.max_tokens or any(token in self._ends for token in tokens)
+        try:
+            self.masks.advance(tokens)
+        except RequestError as error:
+            self.over, self.failure = True, (0, str(error))
+
+    def fill(self, drafts: Sequence[int], words: Words) -> int:
+        """See `SequenceMasks.fill`. From a mask on that allows nothing there is none."""
+        if self.over:
+            return 0
+        drafts, place = drafts[: self._until_end(drafts)], 0
+        try:
+            count = self.masks.fill(drafts, words[: 1 + len(drafts)])
+            for place, mask in enumerate(words[:count]):
+                self._check(mask, self.generated + place)
+        except RequestError as error:
+            self.failure = place, str(error)
+            return place
+        return count
+
+    def _failed(self, tokens: int) -> bool:
+        """Whether the newest row, which yielded so many, came as far as its failure."""
+        self.over = self.failure is not None and tokens > self.failure[0]
+        self.failure = self.failure if self.over else None
+        return self.over
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        return self.request.eos_ids + self.request.params.stop_token_ids
+
+    def _until_end(self, tokens: Sequence[int]) -> int:
+        """How many tokens come before the first that ends the message."""
+        return next((n for n, token in enumerate(tokens) if token in self._ends), len(tokens))
+
+    def _check(self, mask: Words, generated: int) -> None:
+        held_open = generated < self.request.params.min_tokens
+        if not _allows(mask, self.vocab_size, self._ends if held_open else ()):
+            but = f" but what ends the message, before min_tokens {self.request.params.min_tokens}" if held_open else ""
+            raise RequestError(f"the mask behind {generated} generated tokens allows no token{but}")
+
+
+class AllowedTokens:
+    """masks: of `slots` slots (`plan.mask_memory.mask_bytes` each) whose rows yield up to `places` tokens, on the device.
+
+    In this order, for every step: `admit`, `expect`, `take` if drafts were proposed on the device, `send`, `follow`.
+    """
+
+    def __init__(self, make: MakeMasks, slots: int, places: int, vocab_size: int, device: torch.device) -> None:
+        self.masks = TokenMasks.allocate(slots, places, vocab_size, device)
+        self._make, self._vocab_size = make, vocab_size
+        self._cuda = device.type == "cuda"
+        self._sent = tuple(
+            torch.empty_like(x, device="cpu", pin_memory=True).copy_(x) if self._cuda else x
+            for x in (self.masks.places, self.masks.words)
+        )
+        self._places, self._words = (x.numpy() for x in self._sent)
+        self._copied = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
+        self._of: dict[int, _Followed] = {}  # by slot
+        self._step: dict[int, tuple[Row, _Followed]] = {}  # by sequence, of the step that is being launched
+        self._before: tuple[Sampled, dict[int, _Followed]] | None = None
+        self._proposed: Tensor | None = None
+        self._any = False  # whether masks lie on the device
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """On the device."""
+        return self.masks.places, self.masks.words
+
+    def forbid(self, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """See `kernels.forbid_tokens`. No host is needed, so that a graph can hold it."""
+        forbid_tokens(logits, slots, positions, self.masks)
+
+    def admit(self, admission: Admission) -> None:
+        """A request takes a slot."""
+        masks = self._make(admission.request)
+        self._of.pop(admission.slot, None)
+        if masks is not None:
+            followed = self._of[admission.slot] = _Followed(admission.request, masks, self._vocab_size)
+            followed.advance(admission.output)
+
+    def expect(self, rows: Iterable[Row]) -> None:
+        """These rows are about to be computed."""
+        found = ((row, self._of.get(row.slot)) for row in rows)
+        self._step = {row.sequence: (row, followed) for row, followed in found if followed is not None}
+        self._proposed = None
+
+    def take(self, proposed: Tensor) -> None:
+        """Drafts [slots, K] int64 of rows that were asked for some are there, or will be when the device has come this far."""
+        if any(row.asked for row, _ in self._step.values()):
+            self._proposed = proposed.to("cpu", non_blocking=True)
+            self._mark_copied()
+
+    def send(self) -> None:
+        """Of the rows that are expected the masks, for what is launched next. Waits for what their sequences drew before."""
+        if not self._step and not self._any:
+            return
+        self._read()
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._places.fill(-1)
+        used = 0
+        for row, followed in self._step.values():
+            if row.samples:
+                used += self._put(row, followed, used)
+        self._any = used > 0
+        if self._cuda:
+            places, words = self._sent
+            self.masks.places.copy_(places, non_blocking=True)
+            self.masks.words[:used].copy_(words[:used], non_blocking=True)
+            self._mark_copied()
+
+    def follow(self, step: Sampled) -> None:
+        """The step is launched that was expected."""
+        if self._step:
+            self._before = step, {sequence: followed for sequence, (_, followed) in self._step.items()}
+
+    @property
+    def failures(self) -> dict[int, Failure]:
+        """By sequence, of those that are expected."""
+        return {sequence: each.failure for sequence, (_, each) in self._step.items() if each.failure is not None}
+
+    def _read(self) -> None:
+        if self._before is not None:
+            (step, followed), self._before = self._before, None
+            for sequence, tokens in step.sampled().items():
+                if sequence in followed:
+                    followed[sequence].advance(tokens)
+
+    def _put(self, row: Row, followed: _Followed, used: int) -> int:
+        """The row's masks behind `used` others. Returns how many they are."""
+        drafts = row.drafts or self._proposals(row)
+        count = followed.fill(drafts, self._words[used : used + 1 + len(drafts)])
+        if count:
+            self._places[row.slot, 0] = len(followed.request.prompt) + followed.generated
+            self._places[row.slot, 1 : 1 + count] = range(used, used + count)
+        return count
+
+    def _proposals(self, row: Row) -> tuple[int, ...]:
+        if not row.asked:
+            return ()
+        assert self._proposed is not None
+        return tuple(self._proposed[row.slot, : row.asked].tolist())
+
+    def _mark_copied(self) -> None:
+        if self._copied is not None:
+            self._copied.record()
+
+
+def _allows(mask: Words, vocab_size: int, without: Iterable[int]) -> bool:
+    """Whether a mask [W] allows a token but these."""
+    words = mask.view(np.uint32).copy()
+    if rest := vocab_size % 32:
+        words[-1] &= np.uint32((1 << rest) - 1)
+    for token in without:
+        if token < vocab_size:
+            words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFF_FFFF)
+    return bool(words.any())
