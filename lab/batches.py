@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-SHARES = {"prose": 0.27, "code": 0.25, "chat": 0.23, "copy": 0.25}  # of the windows; what there is no text of falls to the rest
+from lab.chat import END_OF_TEXT, SPECIAL
+
+END_OF_TEXT_ID = SPECIAL.index(END_OF_TEXT)
+SHARES = {"prose": 0.22, "code": 0.2, "chat": 0.32, "copy": 0.26}  # of the windows; what there is no text of falls to the rest
+WHOLE = ("chat", "copy")  # whose windows begin where a conversation does: an answer without its question teaches nothing
 Ids = NDArray[np.uint16]
 Rows = NDArray[np.int64]
 
@@ -23,22 +27,32 @@ def streams(work: Path, part: str) -> dict[str, Ids]:
 
 
 class Windows:
-    """windows [count, length] of a step: `length` tokens each, from a kind chosen by its share and a place chosen evenly."""
+    """windows [count, length] of a step: `length` tokens each, from a kind chosen by its share and a place chosen evenly, among
+    the beginnings of documents for the kinds that are `WHOLE`.
+    """
 
     def __init__(self, tokens: Mapping[str, Ids], length: int, seed: int) -> None:
         for kind, ids in tokens.items():
             if len(ids) < length:
                 raise ValueError(f"{kind}: {len(ids)} tokens are less than a window of {length}")
         self._tokens, self._length, self._seed = [tokens[kind] for kind in tokens], length, seed
+        self._places = [places(ids, length, kind in WHOLE) for kind, ids in tokens.items()]
         shares = np.array([SHARES[kind] for kind in tokens])
         self._shares = shares / shares.sum()
 
     def of_step(self, step: int, count: int) -> Rows:
         random = np.random.default_rng([self._seed, step])
         kinds = random.choice(len(self._tokens), count, p=self._shares)
-        starts = [random.integers(len(self._tokens[kind]) - self._length + 1) for kind in kinds]
+        starts = [self._places[kind][random.integers(len(self._places[kind]))] for kind in kinds]
         rows = [self._tokens[kind][start : start + self._length] for kind, start in zip(kinds, starts, strict=True)]
         return np.stack(rows).astype(np.int64)
+
+
+def places(ids: Ids, length: int, whole: bool) -> Sequence[int] | NDArray[np.int64]:
+    """Where a window of a text may begin: at a document's beginning alone, where that is asked and there is one."""
+    everywhere = range(len(ids) - length + 1)
+    found = np.flatnonzero(ids[: len(everywhere)] == END_OF_TEXT_ID) if whole else []
+    return found if len(found) else everywhere
 
 
 def in_order(ids: Ids, length: int) -> Rows:

@@ -31,7 +31,7 @@ class DrafterShape:
     targets: tuple[int, ...] = (2, 5, 7)
     taps: int = 2
     group: int = 16
-    rank: int = 16
+    rank: int = 64
     top_k: int = 64
     theta: float = 10_000.0
 
@@ -162,9 +162,12 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = nn.Linear(hidden, rank, bias=False)
 
     def forward(self, hidden: Tensor, predecessors: Tensor, candidates: Tensor) -> Tensor:
-        """What is added to the logits of candidates [..., C] by hidden [..., H] behind tokens [...]: [..., C]."""
+        """What is added to the logits of candidates [..., C] by hidden [..., H] behind tokens [...]: [..., C].
+
+        Of all tokens, of which some are taken: gradients of rows of the codebook that many candidates share are slow.
+        """
         turned = self.predecessor_codebook[predecessors] * self.hidden_projection(hidden)
-        return (self.successor_codebook[candidates] * turned.unsqueeze(-2)).sum(-1)
+        return functional.linear(turned, self.successor_codebook).gather(-1, candidates)
 
 
 class BlockDrafter(nn.Module):

@@ -88,12 +88,14 @@ def whole_sentences(text: str, ended: bool) -> str | None:
     return text.strip() or None
 
 
-def demo_writer(engines: Engines, most: int, seed: int) -> Writer:
-    """The demo model, at temperature 0.7. most: tokens of an answer."""
+def demo_writer(engines: Engines, most: int, seed: int, seconds: float | None = None) -> Writer:
+    """The demo model, at temperature 0.4: it is small, and warmer it wanders. most: tokens of an answer; seconds: for all of
+    them at a time, where what was not begun has none.
+    """
     def write(prompts: Sequence[str]) -> list[str | None]:
-        params = [SamplingParams(max_tokens=most, temperature=0.7, top_p=0.95, stop=(END,), seed=seed + number)
+        params = [SamplingParams(max_tokens=most, temperature=0.4, top_p=0.9, stop=(END,), seed=seed + number)
                   for number in range(len(prompts))]
-        return [whole_sentences(answer.text, answer.ended) for answer in engines(prompts, params)]
+        return [answer and whole_sentences(answer.text, answer.ended) for answer in engines(prompts, params, seconds)]
 
     return write
 
@@ -101,13 +103,15 @@ def demo_writer(engines: Engines, most: int, seed: int) -> Writer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=16_000)
+    parser.add_argument("--count", type=int, default=12_000)
     parser.add_argument("--tokens", type=int, default=256, help="longest answer")
     parser.add_argument("--engines", type=int, default=6, help="processes that write at once")
+    parser.add_argument("--seconds", type=float, help="for the answers to all first questions, and as long for the second ones")
     options = parser.parse_args()
     prose = list(read(options.work / "train-prose.jsonl")) + list(read(options.work / "held-out-prose.jsonl"))
     with Engines(None, options.engines, dtype="bfloat16", max_seqs=64, context=2048, cache_bytes=4 * 2**30) as engines:
-        write_parts(options.work, conversations(prose, options.count, demo_writer(engines, options.tokens, seed=0)))
+        writer = demo_writer(engines, options.tokens, 0, options.seconds)
+        write_parts(options.work, conversations(prose, options.count, writer))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,11 +33,20 @@ class Engines:
     def __init__(self, model: Path | None, count: int, **settings: Any) -> None:
         self._pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (model, settings))
 
-    def __call__(self, prompts: Sequence[str | list[int]], params: Sequence[SamplingParams]) -> list[Written]:
-        """In the prompts' order. Raises what an engine raises."""
+    def __call__(
+        self, prompts: Sequence[str | list[int]], params: Sequence[SamplingParams], seconds: float | None = None
+    ) -> list[Written | None]:
+        """In the prompts' order; None for those whose share was not begun after so long. Raises what an engine raises."""
+        end = math.inf if seconds is None else time.monotonic() + seconds
         starts = range(0, len(prompts), SHARE)
-        shares = self._pool.map(_write, *([each[start : start + SHARE] for start in starts] for each in (prompts, params)))
-        return [written for share in shares for written in share]
+        shares = [self._pool.submit(_write, *(each[start : start + SHARE] for each in (prompts, params))) for start in starts]
+        if seconds is not None:
+            wait(shares, seconds)
+        found: list[Written | None] = []
+        for start, share in zip(starts, shares, strict=True):
+            late = share.cancel() if time.monotonic() >= end else False
+            found += [None] * len(prompts[start : start + SHARE]) if late else share.result()
+        return found
 
     def __enter__(self) -> Self:
         return self

@@ -19,8 +19,8 @@ LENGTH = 512
 
 
 class Continues(Protocol):
-    def __call__(self, prompts: list[list[int]], tokens: list[int]) -> list[list[int]]:
-        """For each prompt so many more tokens, whatever they are."""
+    def __call__(self, prompts: list[list[int]], tokens: list[int]) -> list[list[int] | None]:
+        """For each prompt so many more tokens, whatever they are; None where there was no time."""
         ...
 
 
@@ -38,10 +38,10 @@ def beginnings(tokens: Mapping[str, Ids], count: int, length: int, seed: int) ->
 
 
 def sequences(tokens: Mapping[str, Ids], count: int, length: int, seed: int, continues: Continues) -> NDArray[np.uint16]:
-    """[count, length]: beginnings of the texts and how the model goes on."""
+    """[count, length]: beginnings of the texts and how the model goes on; fewer where there was no time."""
     prompts = beginnings(tokens, count, length, seed)
     ends = continues(prompts, [length - len(prompt) for prompt in prompts])
-    return np.array([prompt + end for prompt, end in zip(prompts, ends, strict=True)], dtype=np.uint16)
+    return np.array([prompt + end for prompt, end in zip(prompts, ends, strict=True) if end is not None], dtype=np.uint16)
 
 
 def main() -> None:
@@ -50,19 +50,20 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="the model's checkpoint, as lab.export wrote it")
     parser.add_argument("--count", type=int, default=12_000)
     parser.add_argument("--engines", type=int, default=6, help="processes that write at once")
+    parser.add_argument("--seconds", type=float, help="after which no more sequences are begun")
     options = parser.parse_args()
     settings = {"dtype": "bfloat16", "max_seqs": 64, "context": LENGTH, "prefix_cache": "off", "cache_bytes": 2**30}
     with Engines(options.model, options.engines, speculate="off", **settings) as engines:
-        write_parts(options.work, options.count, engines)
+        write_parts(options.work, options.count, engines, options.seconds)
 
 
-def write_parts(work: Path, count: int, engines: Engines) -> None:
-    """`train-own.npy` with `count` sequences, and `held-out-own.npy`."""
-    def continues(prompts: list[list[int]], tokens: list[int]) -> list[list[int]]:
+def write_parts(work: Path, count: int, engines: Engines, seconds: float | None = None) -> None:
+    """`held-out-own.npy`, and `train-own.npy` with `count` sequences, or as many as there was time for."""
+    def continues(prompts: list[list[int]], tokens: list[int]) -> list[list[int] | None]:
         params = [SamplingParams(max_tokens=count, temperature=1.0, ignore_eos=True, seed=n) for n, count in enumerate(tokens)]
-        return [done.tokens for done in engines(prompts, params)]
+        return [done and done.tokens for done in engines(prompts, params, seconds)]
 
-    for part, wanted in (("train", count), ("held-out", 256)):
+    for part, wanted in (("held-out", 256), ("train", count)):
         found = sequences(streams(work, part), wanted, LENGTH, seed=3, continues=continues)
         np.save(work / f"{part}-own.npy", found)
         print(f"{part}: {found.shape[0]} sequences of {found.shape[1]} tokens")

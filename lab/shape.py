@@ -13,7 +13,7 @@ class Shape:
     vocabulary: int = 8192
     hidden: int = 384
     layers: int = 8
-    intermediate: int = 720
+    intermediate: int = 640
     heads: int = 6
     kv_heads: int = 2
     head_size: int = 64

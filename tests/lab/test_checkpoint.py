@@ -108,5 +108,9 @@ def test_engines_in_processes_write_what_one_does(checkpoint: Path) -> None:
         found = engines(prompts, params)
         with pytest.raises(RequestError, match="9999"):
             engines([[9999]], [SamplingParams(max_tokens=1)])
-    assert [each.tokens for each in found] == [list(each.tokens) for each in expected]
-    assert [each.ended for each in found] == [each.finish_reason == "stop" for each in expected]
+        (done,) = engines(prompts[:1], params[:1], seconds=60)
+        late = engines(prompts * 8, params * 8, seconds=0)
+    assert done is not None and done == found[0]
+    assert late[-1] is None and all(each in (None, found[n % len(prompts)]) for n, each in enumerate(late))
+    assert [each and each.tokens for each in found] == [list(each.tokens) for each in expected]
+    assert [each and each.ended for each in found] == [each.finish_reason == "stop" for each in expected]

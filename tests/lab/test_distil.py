@@ -96,6 +96,8 @@ def test_own_sequences_begin_as_texts_do() -> None:
         prompt = row[row != 7] if row[0] > 7 else row[: np.flatnonzero(np.diff(row.astype(int)) != 1)[0] + 1]
         assert 4 <= len(prompt) < 16 and (np.diff(prompt.astype(int)) == 1).all()
     assert {bool(row[0] >= 300) for row in found} == {True, False}
+    late = sequences(texts, 20, 32, 0, lambda prompts, counts: [[7] * count if n else None for n, count in enumerate(counts)])
+    assert (late == found[1:]).all()
 
 
 def test_the_checkpoint_is_served(tmp_path: Path) -> None:

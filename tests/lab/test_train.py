@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab.batches import Windows, in_order, streams
+from lab.batches import END_OF_TEXT_ID, Windows, in_order, streams
 from lab.schedule import rate
 from lab.shape import Shape
 from lab.train import Plan, train
@@ -41,6 +41,15 @@ def test_another_seed_draws_other_windows(work: Path) -> None:
     tokens = streams(work, "train")
     assert (Windows(tokens, 16, 0).of_step(3, 4) == Windows(tokens, 16, 0).of_step(3, 4)).all()
     assert (Windows(tokens, 16, 0).of_step(3, 4) != Windows(tokens, 16, 1).of_step(3, 4)).any()
+
+
+def test_windows_of_conversations_begin_with_one() -> None:
+    ids = np.tile(np.array([END_OF_TEXT_ID, 5, 6, 7, 8, 9, 10], np.uint16), 20)
+    windows = Windows({"chat": ids, "prose": ids}, 16, 0).of_step(0, 64)
+    begin = windows[:, 0] == END_OF_TEXT_ID
+    assert 24 < begin.sum() < 56  # all of chat's, one of seven of the prose's
+    assert len({tuple(window) for window in windows[~begin].tolist()}) == 6
+    assert (Windows({"chat": ids}, 16, 0).of_step(0, 8)[:, 0] == END_OF_TEXT_ID).all()
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
