@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from headrace.kernels import cuda_function
-from headrace.kernels.ahead import compiling_ahead, only_compiles
+from headrace.kernels.ahead import _Launchable, compiling_ahead, only_compiles
 from headrace.kernels.low_bit_linear import cases, low_bit_linear
 
 pytest.importorskip("triton", reason="Triton has no build for this system")
@@ -52,6 +54,27 @@ def test_triton_kernels_are_warmed_up_only(run: list[bool]) -> None:
         store[(1,)](1, 2)
     store[(1,)](1, 2)
     assert run == [True, False]
+
+
+def test_what_launches_them_is_compiled_too_once_for_the_same_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import driver
+
+    made: list[tuple[object, object]] = []
+
+    def launcher(source: object, metadata: object) -> None:
+        made.append((source, metadata))
+        if metadata == "broken":
+            raise RuntimeError
+
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(launcher_cls=launcher))
+    kinds = {"x": "*fp32", "n": "i32"}, {"y": "*fp32", "m": "i32"}, {"x": "*bf16", "n": "i32"}
+    kernels = [SimpleNamespace(src=SimpleNamespace(signature=each), metadata=n) for n, each in enumerate(kinds)]
+    kernels[2].metadata = "broken"
+    with ThreadPoolExecutor(1) as pool:
+        executor = _Launchable(pool)
+        assert [executor.submit(lambda kernel: kernel, each).result() for each in kernels] == kernels
+        assert isinstance(executor.submit(lambda: 1 / 0).exception(), ZeroDivisionError)
+    assert made == [(kernels[0].src, 0), (kernels[2].src, "broken")]
 
 
 @pytest.mark.gpu

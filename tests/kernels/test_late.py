@@ -19,7 +19,7 @@ def as_before() -> object:
 
 def test_nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(nvrtc, "_compile", lambda source, options, kind: b"code")
+    monkeypatch.setattr(nvrtc, "compile_here", lambda source, options, kind: b"code")
     monkeypatch.setattr(nvrtc, "_version", lambda: "1.0")
     caplog.set_level(logging.WARNING)
     late.expect_compiles()

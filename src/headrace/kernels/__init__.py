@@ -13,7 +13,7 @@ from headrace.registry import Registry
 KERNELS = Registry(
     "headrace.kernels",
     skip=(
-        "ahead", "bounded_rows", "card", "cuda_function", "dispatch", "late", "nvrtc", "precision", "remembered", "rows",
-        "tensor_map", "tile", "variant",
+        "ahead", "bounded_rows", "card", "compile_process", "cuda_function", "dispatch", "late", "nvrtc", "precision",
+        "remembered", "rows", "tensor_map", "tile", "variant",
     ),
 )

@@ -1,23 +1,28 @@
-"""Kernels compiled before they are needed, all at once on threads. Needs no Triton.
+"""Kernels compiled before they are needed, all at once. Needs no Triton.
 
 Compilers start from what a launch is given, and nothing else knows that as well: so what will run is called once without being
-run. Triton's compilers work side by side; NVRTC takes one source at a time, beside them.
+run. Triton's compilers work side by side on threads, and NVRTC in processes, since in one it takes one source at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from importlib.util import find_spec
 from typing import Any
 
 from headrace.hardware import usable_cores
+from headrace.kernels.compile_process import CompileProcesses
+from headrace.kernels.nvrtc import compiling_by
+
+_MOST_PROCESSES = 12
+"""Each takes some 70 MB."""
 
 
 class _Queue:
-    """Jobs for one thread, each taken once."""
+    """Jobs for threads, each taken once."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -26,7 +31,7 @@ class _Queue:
     def submit(self, key: object, job: Callable[[], object]) -> None:
         if key not in self._taken:
             self._taken.add(key)
-            self._pool.submit(job)
+            self._pool.submit(copy_context().run, job)
 
 
 _queue: ContextVar[_Queue | None] = ContextVar("queue", default=None)
@@ -40,13 +45,19 @@ def compiling_ahead() -> Iterator[None]:
     into tensors, no decisions. What does not compile is told when it is launched. To be used when nothing else in the
     process launches Triton kernels.
     """
-    with ThreadPoolExecutor(1, "compile-cuda") as one, ThreadPoolExecutor(usable_cores(), "compile") as many:
-        token = _queue.set(_Queue(one))
-        try:
-            with _triton_ahead(many):
-                yield
-        finally:
-            _queue.reset(token)
+    cores = usable_cores()
+    cuda, triton = ThreadPoolExecutor(min(cores, _MOST_PROCESSES), "compile-cuda"), ThreadPoolExecutor(cores, "compile")
+    processes = CompileProcesses()
+    try:
+        with cuda, triton, compiling_by(processes.compile):
+            token = _queue.set(_Queue(cuda))
+            try:
+                with _triton_ahead(triton):
+                    yield
+            finally:
+                _queue.reset(token)
+    finally:
+        processes.close()
 
 
 def only_compiles(key: object, job: Callable[[], object]) -> bool:
@@ -72,7 +83,31 @@ def _triton_ahead(pool: ThreadPoolExecutor) -> Iterator[None]:
 
     JITFunction.run = compile_only
     try:
-        with AsyncCompileMode(pool, ignore_errors=True):
+        with AsyncCompileMode(_Launchable(pool), ignore_errors=True):
             yield
     finally:
         JITFunction.run = run
+
+
+class _Launchable(Executor):
+    """For AsyncCompileMode: has what launches a kernel compiled as well. Triton 3.6 asks a C compiler for that when a kernel is
+    first launched, once for all that have the same types of arguments.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._taken: set[tuple[str, ...]] = set()
+
+    def submit(self, compile: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._pool.submit(self._launchable, compile, *args, **kwargs)
+
+    def _launchable(self, compile: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from triton.runtime import driver
+
+        kernel = compile(*args, **kwargs)
+        kinds = tuple(kernel.src.signature.values())
+        if kinds not in self._taken:
+            self._taken.add(kinds)
+            with suppress(Exception):  # told when it is launched
+                driver.active.launcher_cls(kernel.src, kernel.metadata)
+        return kernel

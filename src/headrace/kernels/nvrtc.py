@@ -10,7 +10,9 @@ import hashlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -60,7 +62,8 @@ def compiled(source: str, macros: Mapping[str, int], architecture: str, name: st
     if file.is_file():
         return file.read_bytes()
     began_s = perf_counter()
-    code = _compile(source, options, "PTX" if architecture.startswith("compute") else "CUBIN")
+    compiler = _compiler.get() or compile_here
+    code = compiler(source, options, "PTX" if architecture.startswith("compute") else "CUBIN")
     note_compiled(f"{name} {dict(macros)}", perf_counter() - began_s)
     _keep(file, code)
     return code
@@ -87,7 +90,8 @@ def _keep(file: Path, code: bytes) -> None:
         return
 
 
-def _compile(source: str, options: tuple[str, ...], kind: str) -> bytes:
+def compile_here(source: str, options: tuple[str, ...], kind: str) -> bytes:
+    """What `compiled` keeps, in this process, which does one at a time. kind: "CUBIN" or "PTX"."""
     library, program = _library(), ctypes.c_void_p()
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
@@ -111,3 +115,17 @@ def _fetch(program: ctypes.c_void_p, what: str) -> bytes:
 def _check(status: int) -> None:
     if status:
         raise CompileError(_library().nvrtcGetErrorString(status).decode())
+
+
+Compiler = Callable[[str, tuple[str, ...], str], bytes]
+_compiler: ContextVar[Compiler | None] = ContextVar("compiler", default=None)
+
+
+@contextmanager
+def compiling_by(compiler: Compiler) -> Iterator[None]:
+    """In this context `compiler` does the work of `compile_here`."""
+    token = _compiler.set(compiler)
+    try:
+        yield
+    finally:
+        _compiler.reset(token)
