@@ -284,10 +284,13 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One RowResult for each row of the plan, in the plan's order."""
+    """One RowResult for each row of the plan, in the plan's order. waited_s: how long the host waited for the device to be done
+    with this step.
+    """
 
     step: int
     rows: tuple[RowResult, ...]
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

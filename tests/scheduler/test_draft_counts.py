@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from tests.support.fake_device import FakeDevice, expected_output
 
@@ -9,7 +13,7 @@ from headrace.cache.layout import CacheGroup, CacheLayout
 from headrace.plan.graph_rows import PromptShape
 from headrace.scheduler.scheduler import Scheduler
 from headrace.speculate.pace import FixedPace
-from headrace.types import Request, SamplingParams, TokenEvent
+from headrace.types import Request, SamplingParams, StepPlan, StepResult, TokenEvent
 
 LAYOUT = CacheLayout((CacheGroup(0, None, (0,), 1),), 4, (60,), 4, True, 3)
 SHAPES = (PromptShape(8, 2, 1), PromptShape(16, 3, 2))
@@ -51,3 +55,64 @@ def test_beside_captured_prompts_nothing_is_asked_for(prompts: tuple[int, ...], 
     while scheduler.has_work:
         step()
     assert found == {each.id: expected_output(each) for each in requests}
+
+
+class Told(FixedPace):
+    """What it is told of steps."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.plans: list[tuple[int, bool]] = []
+        self.commits: list[tuple[int, float]] = []
+
+    def planned(self, drafts: int, *, usual: bool) -> None:
+        super().planned(drafts, usual=usual)
+        self.plans.append((drafts, usual))
+
+    def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], waited_s: float) -> None:
+        self.commits.append((len(slots), waited_s))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_pace_is_told_of_every_step_in_turn(depth: int) -> None:
+    """What it had drafts left of, whether the step has other rows than it was asked about, and how long the host waited."""
+    pace, device, flight = Told(), FakeDevice(LAYOUT, recurrent=False), deque[StepResult]()
+    scheduler = Scheduler(LAYOUT, chunk_tokens=64, pace=pace, prompts=SHAPES)
+    for number in range(8):
+        if number in (0, 4):
+            scheduler.add(request(f"r{number}", 7))
+        plan = scheduler.plan()
+        assert plan is not None
+        flight.append(replace(device.run(plan), waited_s=float(number)))
+        if len(flight) == depth:
+            scheduler.commit(flight.popleft())
+    expected = [(0, False), (3, True), (3, True), (3, True), (0, False), (6, True), (6, True), (6, True)]
+    assert pace.plans == expected
+    decoding = [(0, 0.0), (1, 1.0), (1, 2.0), (1, 3.0), (1, 4.0), (2, 5.0), (2, 6.0), (2, 7.0)]
+    assert pace.commits == decoding[: 9 - depth]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_that_are_left_out_leave_nothing_behind(depth: int) -> None:
+    """Beside short prompts at every turn, with few pages: each sequence's tokens come, and all is free at the end."""
+    layout = CacheLayout((CacheGroup(0, None, (0,), 1),), 4, (24,), 4, True, 3)
+    scheduler = Scheduler(layout, chunk_tokens=16, pace=FixedPace(3, 3), prompts=SHAPES)
+    device, flight = FakeDevice(layout, recurrent=False), deque[StepPlan]()
+    requests, found = [request(f"r{number}", 3 + number % 5) for number in range(12)], dict[str, list[int]]()
+    left_out = asked = 0
+    for number in range(400):
+        if number % 3 == 0 and number // 3 < len(requests):
+            scheduler.add(requests[number // 3])
+        plan = scheduler.plan()
+        if plan is not None:
+            flight.append(plan)
+            mixed = any(row.tokens for row in plan.rows) and any(not row.tokens for row in plan.rows)
+            left_out += mixed and not any(row.asked for row in plan.rows)
+            asked += any(row.asked for row in plan.rows)
+        if flight and (len(flight) == depth or plan is None):
+            for event in scheduler.commit(device.run(flight.popleft())):
+                found.setdefault(event.request, []).extend(event.tokens)
+        for sequence in scheduler._running.sequences.values():
+            assert 0 <= sequence.drafted <= 3 * sequence.in_flight
+    assert found == {each.id: expected_output(each) for each in requests}
+    assert left_out > 5 and asked > 20 and not scheduler.has_work and scheduler.stats().slots_used == 0

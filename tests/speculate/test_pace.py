@@ -24,7 +24,8 @@ def run(pace: MeasuredPace, chances: list[float], steps: int) -> list[tuple[int,
     for _ in range(steps):
         found.append(pace.choose(slots, [7] * rows, [0] * rows))
         fell = np.cumprod(rng.random((rows, 7)) < np.array(chances)[:, None], axis=1).sum(1)
-        pace.observe(slots, found[-1], np.minimum(fell, found[-1]).tolist())
+        pace.planned(sum(found[-1]), usual=True)
+        pace.observe(slots, found[-1], np.minimum(fell, found[-1]).tolist(), 1.0)
     return found
 
 
@@ -41,7 +42,8 @@ def test_it_learns_what_each_sequence_accepts() -> None:
 def test_no_row_has_more_than_it_may() -> None:
     for pace in (MeasuredPace(2, 7, COSTS), FixedPace(7, 5)):
         assert all(count <= limit for count, limit in zip(pace.choose([0, 1], [0, 3], [9, 9]), (0, 3), strict=True))
-        pace.observe([], [], [])
+        pace.planned(0, usual=True)
+        pace.observe([], [], [], 0.0)
     assert FixedPace(7, 5).choose([0, 1], [7, 3], [9, 9]) == (5, 3)
 
 
@@ -52,13 +54,16 @@ def test_drafts_that_do_not_pay_are_said_to_once(caplog: pytest.LogCaptureFixtur
         assert not caplog.records
         costly = MeasuredPace(2, 7, COSTS)
         for _ in range(1000):
-            costly.observe([0, 1], [1, 1], [0, 0])
+            costly.planned(2, usual=True)
+            costly.observe([0, 1], [1, 1], [0, 0], 0.0)
     (record,) = caplog.records
     assert "0 % of the first ones are accepted, 22 % would have to be" in record.getMessage()
 
 
 class SmallModel:
-    """A clock, and a pace whose choices it counts: every step takes so many times what the device does at least."""
+    """A clock, and a pace whose choices it counts: every step takes the host so many times a plain step's time, if it is more
+    than one.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: float) -> None:
         self.now_s, self.choices, self._slower = 0.0, list[Choice](), slower
@@ -73,9 +78,12 @@ class SmallModel:
         found, rng, slots = [], np.random.default_rng(3), list(range(len(chances)))
         for _ in range(count):
             found.append(self.pace.choose(slots, limits or [7] * len(slots), [0] * len(slots)))
-            self.now_s += max(self._slower * 1e-3, float(FAST.stairs(2)[sum(found[-1])] + FAST.drafting(2, 7)[max(found[-1])]))
+            self.pace.planned(sum(found[-1]), usual=True)
+            device_s = FAST.seconds(np.array(found[-1]), np.zeros(len(slots), dtype=np.int64), 7)
+            host_s = self._slower * 1e-3 if self._slower > 1 else 3e-4
+            self.now_s += max(host_s, device_s)
             fell = np.cumprod(rng.random((len(slots), 7)) < np.array(chances)[:, None], axis=1).sum(1)
-            self.pace.observe(slots, found[-1], np.minimum(fell, found[-1]).tolist())
+            self.pace.observe(slots, found[-1], np.minimum(fell, found[-1]).tolist(), max(0.0, device_s - host_s))
         return found
 
 
@@ -107,3 +115,50 @@ def test_drafts_that_rows_come_to_have_are_chosen_already_or_anew(monkeypatch: p
         small.pace._kept_steps = max(small.pace._kept_steps, 5)
         before = len(small.choices)
         assert all(min(drafts) > 2 for drafts in small.steps(1, [0.8, 0.8])) and len(small.choices) == before + more
+
+
+def beside_prompts(pace: MeasuredPace, clock: list[float], steps: int) -> list[int]:
+    """Two rows that accept nothing, in an overlapped loop. Six of eight steps have a prompt's chunks and take the host 50 times
+    as long, launched kernel by kernel as they are; of others the host waits for most.
+    """
+    found, flight = [], list[tuple[tuple[int, ...], bool]]()
+    for step in range(steps):
+        drafts, usual = pace.choose([0, 1], [7, 7], [0, 0]), step % 8 > 5
+        pace.planned(sum(drafts), usual=usual)
+        found.append(sum(drafts))
+        flight.append((drafts, usual))
+        clock[0] += 3e-4 if usual else 0.05
+        if len(flight) == 2:
+            over, was_usual = flight.pop(0)
+            waited_s = 7e-4 if usual and was_usual else 0.0
+            clock[0] += waited_s
+            pace.observe([0, 1], over, [0, 0], waited_s)
+    return found
+
+
+def test_launching_prompts_is_not_the_host_being_late() -> None:
+    """Otherwise drafts would be taken to cost nothing beside them."""
+    clock = [0.0]
+    pace = MeasuredPace(2, 7, FAST, lambda: clock[0])
+    drafts = beside_prompts(pace, clock, 400)
+    assert sum(drafts[100:]) < 0.1 * 300 * 2 and pace._loop.least_s == 0.0
+
+
+def test_a_try_that_was_left_out_is_not_paid_for() -> None:
+    """Prompts beside it, or no page: the step has no drafts, and the next is a try."""
+    nothing = MeasuredPace(2, 7, COSTS, quiet=True)
+    for _ in range(200):
+        drafts = nothing.choose([0, 1], [7, 7], [0, 0])
+        nothing.planned(sum(drafts), usual=True)
+        nothing.observe([0, 1], drafts, [0, 0], 1.0)
+    while not sum(nothing.choose([0, 1], [7, 7], [0, 0])):
+        nothing.planned(0, usual=True)
+        nothing.observe([0, 1], [0, 0], [0, 0], 1.0)
+    for _ in range(3):
+        nothing.planned(0, usual=False)
+        nothing.observe([0, 1], [0, 0], [0, 0], 1.0)
+        assert nothing.chosen == 0
+        assert sum(nothing.choose([0, 1], [7, 7], [0, 0])) > 0
+    nothing.planned(2, usual=True)
+    nothing.observe([0, 1], [1, 1], [0, 0], 1.0)
+    assert nothing.chosen == 2 and not sum(nothing.choose([0, 1], [7, 7], [0, 0]))

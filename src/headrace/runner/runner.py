@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,7 @@ class PendingStep:
         self._proposes = None if proposes is None else proposes.to("cpu", non_blocking=True)
         self._prompt_scores = {sequence: scores.to_host() for sequence, scores in prompt_scores.items()}
         self.failures: Mapping[int, Failure] = {}
+        self._waited_s = 0.0
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
             self._arrived.record()
@@ -84,7 +86,7 @@ class PendingStep:
             place, reason = self.failures.get(row.sequence, (MOST_DRAFTS, None))
             error = reason if len(tokens) > place else None
             found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else (), more, error)
-        return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows))
+        return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows), self._waited_s)
 
     def sampled(self) -> dict[int, tuple[int, ...]]:
         """Wait for this step, and read the tokens by sequence."""
@@ -93,7 +95,9 @@ class PendingStep:
     def _results(self) -> list[tuple[Row, tuple[int, ...], tuple[TokenLogprob, ...]]]:
         """Each row, what it sampled, and log-probabilities if it asked for them."""
         if self._arrived is not None:
+            began_s = time.perf_counter()
             self._arrived.synchronize()
+            self._waited_s += time.perf_counter() - began_s
         drawn = self._drawn.results() if self._drawn else iter(())
         return [(row, *(next(drawn) if row.samples else ((), ()))) for row in self._rows]
 

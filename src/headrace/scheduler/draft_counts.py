@@ -21,6 +21,7 @@ class DraftCounts:
         self._pace, self._prompts, self.chosen = pace, prompts, 0
         self.made, self.kept = [0] * most, [0] * most
         self._seen: list[tuple[int, int, int]] = []  # slot, drafts, accepted ones of this commit's rows
+        self._asked_about = 0  # rows of the plan in the making
 
     @property
     def gain(self) -> float:
@@ -40,7 +41,8 @@ class DraftCounts:
         """By sequence id: drafts that the next row of a decoding sequence asks the drafter on the device for."""
         if self._pace is None:
             return {}
-        decoding = [s for s in running if not s.prefilling and s.tokens_left > 0 and s.holding is not None]
+        decoding = [s for s in running if _decodes(s)]
+        self._asked_about = len(decoding)
         if not decoding:
             return {}
         limits = [min(self._pace.most, s.tokens_left - 1, s.proposes) for s in decoding]
@@ -50,13 +52,17 @@ class DraftCounts:
 
     def settle(self, rows: list[Row], sequences: Iterable[Sequence]) -> None:
         """All rows of a step are there. Beside prompts so short that the step is captured without drafts, none are asked for:
-        launching it kernel by kernel would take several times as long, for all of its rows.
+        launching it kernel by kernel would take several times as long, for all of its rows. Pages for them stay their
+        sequences', whose next tokens take them.
         """
         if any(row.asked for row in rows) and self._captured(rows):
             for place, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
                 rows[place] = replace(row, asked=0)
                 sequence.drafted -= row.asked
         self.chosen = sum(row.draft_count for row in rows)
+        if self._pace is not None and rows:
+            decoding = sum(not row.tokens for row in rows)
+            self._pace.planned(sum(row.asked for row in rows), usual=decoding == len(rows) == self._asked_about)
 
     def _captured(self, rows: list[Row]) -> bool:
         tokens, prompts = sum(len(row.tokens) or 1 for row in rows), sum(len(row.tokens) > 1 for row in rows)
@@ -76,9 +82,15 @@ class DraftCounts:
         sequence.drafts_kept += kept
         self._seen.append((sequence.holding.slot, made, kept))
 
-    def observe(self) -> None:
-        """All rows of a step are committed."""
-        if self._pace is not None and self._seen:
-            slots, made, kept = zip(*self._seen, strict=True)
-            self._pace.observe(slots, made, kept)
+    def observe(self, waited_s: float) -> None:
+        """All rows of a step are committed, some at least, for which the host waited so long."""
+        if self._pace is not None:
+            slots, made, kept = zip(*self._seen, strict=True) if self._seen else ((), (), ())
+            self._pace.observe(slots, made, kept, waited_s)
         self._seen = []
+
+
+def _decodes(sequence: Sequence) -> bool:
+    """Whether its next row is one of its slot's next token; what begins in this plan is not there yet."""
+    there = sequence.holding is not None and sequence.arrival is None
+    return there and not sequence.prefilling and sequence.tokens_left > 0

@@ -166,7 +166,8 @@ class Scheduler:
             raise ValueError(f"result of step {result.step} does not belong to plan {plan.step}")
         for row, row_result, sequence in zip(plan.rows, result.rows, sequences, strict=True):
             self._commit_row(row, row_result, sequence)
-        self._drafts.observe()
+        if plan.rows:
+            self._drafts.observe(result.waited_s)
         self._rest()
         self._prefixes.make_room()
         return self.drain_events()

@@ -31,7 +31,7 @@ _ROUNDS = 4
 class Choice:
     """drafts: [R] of each row. tried: drafts among them that are there only so that their acceptance becomes known. tokens,
     seconds: of the step, as expected. gain: tokens a second beside those of a step without drafts, 0.5 is half as much more.
-    credit_s: what is left for tries, for the next choice.
+    credit_s: what is left for tries, for the next choice. charged_s: what these were charged.
     """
 
     drafts: tuple[int, ...]
@@ -40,6 +40,7 @@ class Choice:
     seconds: float
     gain: float
     credit_s: float
+    charged_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,12 @@ def choose(
     tries = _tries(given, drafts, seen)
     behind_s = costs.behind(rows, int(drafts.sum()), int(tries.sum()))  # tries are in one step, and that behind it has none
     cost_s = max(given.seconds(drafts + tries) - earned_s + behind_s, _LEAST_TRY * earned_s)
-    if tries.any() and cost_s <= credit_s:
-        drafts, credit_s = drafts + tries, credit_s - cost_s
-    else:
-        tries = np.zeros_like(tries)
+    if not tries.any() or cost_s > credit_s:
+        tries, cost_s = np.zeros_like(tries), 0.0
+    drafts, credit_s = drafts + tries, credit_s - cost_s
     tokens, seconds = given.tokens(drafts), given.seconds(drafts)
     gain = tokens / seconds / (rows / plain_s) - 1
-    return Choice(tuple(drafts.tolist()), int(tries.sum()), tokens, seconds, gain, credit_s)
+    return Choice(tuple(drafts.tolist()), int(tries.sum()), tokens, seconds, gain, credit_s, cost_s)
 
 
 def _best(given: _Rows) -> Ints:

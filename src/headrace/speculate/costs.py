@@ -84,6 +84,12 @@ class StepCosts:
         stairs = self.stairs(rows)
         return float(stairs[min(1, len(stairs) - 1)] - stairs[0]) if before and not drafts else 0.0
 
+    def seconds(self, drafts: NDArray[np.int64], contexts: NDArray[np.int64], most: int) -> float:
+        """Of a step of rows with [R] drafts each, `most` at the most, behind [R] tokens."""
+        context_s, draft_s = self.beside(contexts.astype(np.float64))
+        step_s = self.stairs(len(drafts))[drafts.sum()] + self.drafting(len(drafts), most)[drafts.max()]
+        return float(step_s) + context_s + float(draft_s @ drafts)
+
     def beside(self, contexts: Floats) -> tuple[float, Floats]:
         """Seconds more for rows of [R] tokens before them: of the step, and [R] of each draft of a row."""
         more = np.maximum(0.0, contexts - self.context)

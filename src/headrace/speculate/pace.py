@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -22,7 +23,8 @@ _LOG = logging.getLogger("headrace")
 
 
 class Pace(Protocol):
-    """Asked by the scheduler. most: the most drafts of a row. chosen: of all rows of the last step. gain: what drafts are
+    """Asked by the scheduler, which then tells of each step that has rows that it is planned and, in the same order, what came
+    of it. most: the most drafts of a row. chosen: of all rows of the last step. gain: what drafts are
     expected to add to the tokens a second, 0.5 is half as much more. break_even: the least chance of a draft to be
     accepted with which drafts pay, with as many rows as the last step had.
     """
@@ -40,8 +42,14 @@ class Pace(Protocol):
         """Drafts of each row of a step, no more than its limit, for sequences of so many tokens."""
         ...
 
-    def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """What came of the rows of a step."""
+    def planned(self, drafts: int, *, usual: bool) -> None:
+        """A step is planned: with so many of the drafts that were chosen for it. usual: of the rows alone that they were
+        chosen for.
+        """
+        ...
+
+    def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], waited_s: float) -> None:
+        """What came of the rows of a step that decoded, and how long the host waited for the device in it."""
         ...
 
 
@@ -55,11 +63,12 @@ class FixedPace:
         """Nothing is remembered."""
 
     def choose(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
-        counts = tuple(min(self.count, limit) for limit in limits)
-        self.chosen = sum(counts)
-        return counts
+        return tuple(min(self.count, limit) for limit in limits)
 
-    def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+    def planned(self, drafts: int, *, usual: bool) -> None:
+        self.chosen = drafts
+
+    def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], waited_s: float) -> None:
         """Nothing is remembered."""
 
 
@@ -82,9 +91,10 @@ class MeasuredPace:
         self._credit_s, self._judged = 0.0, quiet
         self._tried, self._taken, self._due = 0, 0, 0.0  # first drafts; accepted ones; how many would have had to be
         self._news: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []  # slots, drafted, accepted of steps
-        self._loop, self._began_s, self._device_s = LoopTime(), 0.0, 0.0
+        self._loop, self._over_s = LoopTime(), 0.0
+        self._flight: deque[bool] = deque()  # of the steps that are planned and not over: whether they are usual
         self._kept: dict[int, tuple[int, int]] = {}  # by slot: drafts, and how many it might have had
-        self._kept_steps, self._earned_s = 0, 0.0
+        self._kept_steps, self._earned_s, self._charged_s = 0, 0.0, 0.0
 
     def begin(self, slot: int) -> None:
         self._learn()
@@ -92,16 +102,21 @@ class MeasuredPace:
         self._kept.pop(slot, None)
 
     def choose(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
-        now_s = self._clock()
-        self._loop.note(now_s - self._began_s, self._device_s)
-        self._began_s = now_s
         found = self._same(slots, limits) if self._kept_steps > 0 else None
         if found is None:
             found = self._anew(slots, limits, contexts)
-        self.chosen, self.break_even = sum(found), self._costs.break_even(len(slots))
+        self.break_even = self._costs.break_even(len(slots))
         return found
 
-    def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+    def planned(self, drafts: int, *, usual: bool) -> None:
+        self._flight.append(usual)
+        self.chosen = drafts
+        if not drafts:
+            self._credit_s += self._charged_s  # nothing was tried
+        self._charged_s = 0.0
+
+    def observe(self, slots: Sequence[int], drafted: Sequence[int], accepted: Sequence[int], waited_s: float) -> None:
+        self._note(waited_s)
         if not slots:
             return
         self._news.append((slots, drafted, accepted))
@@ -111,6 +126,15 @@ class MeasuredPace:
             self._taken += sum(1 for count in accepted if count)
             if self._tried >= _JUDGED:
                 self._judge()
+
+    def _note(self, waited_s: float) -> None:
+        """A step is over. What others take is told of no step: those with prompts, those before them, whose time holds the
+        launch of the prompts, and those behind a pause, which begin with a sequence that nobody was asked about.
+        """
+        before_s, self._over_s = self._over_s, self._clock()
+        if all(self._flight):
+            self._loop.note(self._over_s - before_s, waited_s)
+        self._flight.popleft()
 
     def _same(self, slots: Sequence[int], limits: Sequence[int]) -> tuple[int, ...] | None:
         """As chosen before, or None where that was for other rows."""
@@ -132,9 +156,7 @@ class MeasuredPace:
             self._acceptance.survival(rows), may, np.array(contexts, dtype=np.int64), self._acceptance.seen(rows), self._costs,
             self._credit_s, least_s,
         )
-        self._credit_s, self.gain = choice.credit_s, choice.gain
-        drafting = self._costs.drafting(len(slots), self.most)[max(choice.drafts)]
-        self._device_s = float(self._costs.stairs(len(slots))[sum(choice.drafts)] + drafting)
+        self._credit_s, self._charged_s, self.gain = choice.credit_s, choice.charged_s, choice.gain
         self._kept = dict(zip(slots, zip(choice.drafts, may.tolist(), strict=True), strict=True))
         kept_s = _KEPT_WAITING_S if least_s else _KEPT_S
         self._kept_steps = 0 if choice.tried else int(kept_s / choice.seconds)  # a try is for one step
