@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lab.acceptance import Draft, accepted, drafter_loss, expected_tokens, faded
+from lab.acceptance import Draft, accepted, expected_tokens, reached, weighted_loss
 from lab.chat import MASK, SPECIAL
 from lab.dflash import BlockDrafter, DrafterShape
 from lab.model import LabModel
@@ -46,10 +46,10 @@ def mtp_drafts(target: LabModel, head: MtpHead, depths: int) -> Forward:
         with torch.no_grad():
             hidden, _taps = target.hidden(ids)
             following = target.model.embed_tokens(ids[:, 1:])
-        rows = ids.shape[1] - depths
+        rows = ids.shape[1] - depths - 1
         outs = head(hidden[:, :rows], following, depths)
-        return [Draft(_without_gradient(target, hidden[:, place : place + rows]), target.logits(out))
-                for place, out in enumerate(outs, start=1)]
+        return [Draft(_without_gradient(target, hidden[:, j : j + rows]), target.logits(out), ids[:, j + 1 : j + 1 + rows])
+                for j, out in enumerate(outs, start=1)]
     return drafts
 
 
@@ -69,7 +69,8 @@ def dflash_drafts(target: LabModel, drafter: BlockDrafter, count: int) -> Forwar
             logits = target.logits(out[:, :, slot])
             candidates = logits.topk(drafter.shape.top_k).indices  # without the edges, as drafts are drawn
             edges = drafter.candidate_selector(out[:, :, slot], ids.gather(1, before), candidates)
-            found.append(Draft(_without_gradient(target, wanted), logits, candidates, logits.gather(-1, candidates) + edges))
+            scores, said = logits.gather(-1, candidates) + edges, ids.gather(1, before + 1)
+            found.append(Draft(_without_gradient(target, wanted), logits, said, candidates, scores))
         return found
     return drafts
 
@@ -109,9 +110,9 @@ def distil(
         advance(drafter, chosen, rate(progress.step, plan.steps))
         progress.step += 1
         if progress.step % plan.report == 0 or progress.step == plan.steps:
-            chances = estimated(forward, held_out[: plan.rows], device)
-            progress.losses.append((progress.step, loss.item(), float(expected_tokens(chances))))
-            places = " ".join(f"{chance:.2f}" for chance in chances.tolist())
+            chances, tokens = estimated(forward, held_out[: plan.rows], device)
+            progress.losses.append((progress.step, loss.item(), tokens))
+            places = " ".join(f"{chance:.2f}" for chance in chances)
             print(f"{name} step {progress.step}: {loss.item():.3f}; accepted by place {places}, "
                   f"{progress.losses[-1][2]:.2f} tokens a step; {time.monotonic() - started:.0f} s", flush=True)
             save(path, drafter, chosen, progress)
@@ -122,15 +123,17 @@ def distil(
 def _loss(forward: Forward, rows: NDArray[np.uint16], random: torch.Generator, device: torch.device) -> Tensor:
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         drafts = forward(torch.from_numpy(rows.astype(np.int64)).to(device), random)
-    return faded([drafter_loss(draft) for draft in drafts])
+    return weighted_loss(drafts)
 
 
 @torch.no_grad()
-def estimated(forward: Forward, rows: NDArray[np.uint16], device: torch.device) -> Tensor:
-    """Mean chance of acceptance by place [drafts], each given the text before it."""
+def estimated(forward: Forward, rows: NDArray[np.uint16], device: torch.device) -> tuple[list[float], float]:
+    """Mean chance of acceptance by place, of the drafts that get there, and tokens a step."""
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         drafts = forward(torch.from_numpy(rows.astype(np.int64)).to(device), torch.Generator().manual_seed(0))
-    return torch.stack([accepted(draft).mean() for draft in drafts]).cpu()
+    weights = reached(drafts).flatten(0, -2)
+    chances = torch.stack([accepted(draft) for draft in drafts], -1).flatten(0, -2)
+    return ((chances * weights).sum(0) / weights.sum(0)).tolist(), float(expected_tokens(drafts))
 
 
 def main() -> None:
@@ -138,6 +141,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--drafter", required=True, choices=("mtp", "dflash"))
     parser.add_argument("--steps", type=int, default=Plan().steps)
+    parser.add_argument("--rows", type=int, default=Plan().rows)
     parser.add_argument("--seed", type=int, default=Plan().seed)
     parser.add_argument("--seconds", type=float, help="end this piece after so long; the next call goes on")
     options = parser.parse_args()
@@ -146,7 +150,7 @@ def main() -> None:
     sequences = {part: np.load(options.work / f"{part}-own.npy") for part in ("train", "held-out")}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
-    plan = Plan(options.steps, seed=options.seed, seconds=options.seconds)
+    plan = Plan(options.steps, options.rows, options.seed, seconds=options.seconds)
     distil(options.work, options.drafter, target, sequences["train"], sequences["held-out"], plan, device)
 
 

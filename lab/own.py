@@ -63,7 +63,7 @@ def write_parts(work: Path, count: int, engines: Engines, seconds: float | None 
         params = [SamplingParams(max_tokens=count, temperature=1.0, ignore_eos=True, seed=n) for n, count in enumerate(tokens)]
         return [done and done.tokens for done in engines(prompts, params, seconds)]
 
-    for part, wanted in (("held-out", 256), ("train", count)):
+    for part, wanted in (("held-out", min(count, 256)), ("train", count)):
         found = sequences(streams(work, part), wanted, LENGTH, seed=3, continues=continues)
         np.save(work / f"{part}-own.npy", found)
         print(f"{part}: {found.shape[0]} sequences of {found.shape[1]} tokens")

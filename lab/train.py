@@ -17,16 +17,19 @@ from lab.saved import Progress, resume, save
 from lab.schedule import advance, optimisers, rate
 from lab.shape import Shape
 
+LAST = "chat"  # the kind of text that is made last
 HELD_OUT_WINDOWS = 64  # of each kind of text, for a report
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """rows x length tokens a step. seconds: a piece ends after so long; None: after all steps. report: steps from one saving to
-    the next, with the losses told.
+    """rows x length tokens a step. joins: the first step with conversations, which may be written until then: without them a
+    piece ends there. seconds: a piece ends after so long; None: after all steps. report: steps from one saving, which tells the
+    losses, to the next.
     """
 
-    steps: int = 1400
+    steps: int = 1250
+    joins: int = 300
     rows: int = 64
     length: int = 1024
     dropout: float = 0.1
@@ -60,22 +63,32 @@ def train(work: Path, shape: Shape, plan: Plan, device: torch.device) -> tuple[L
     model = LabModel(shape, plan.dropout).to(device)
     chosen, path = optimisers(model), work / f"model-{plan.seed}.pt"
     progress = resume(path, model, chosen)
-    windows, held_out = Windows(streams(work, "train"), plan.length + 1, plan.seed), streams(work, "held-out")
-    started, recent = time.monotonic(), []
-    while progress.step < plan.steps and not (plan.seconds and time.monotonic() - started > plan.seconds):
+    first, later = _windows(work, plan)
+    steps = plan.steps if later else min(plan.steps, plan.joins)
+    held_out, started, recent = streams(work, "held-out"), time.monotonic(), []
+    while progress.step < steps and not (plan.seconds and time.monotonic() - started > plan.seconds):
         torch.manual_seed(plan.seed * 1_000_003 + progress.step + 1)  # what is dropped is the step's
+        windows = later if later and progress.step >= plan.joins else first
         loss = loss_of(model, torch.from_numpy(windows.of_step(progress.step, plan.rows)).to(device))
         loss.backward()
         advance(model, chosen, rate(progress.step, plan.steps))
         recent.append(loss.detach())
         progress.step += 1
-        if progress.step % plan.report == 0 or progress.step == plan.steps:
+        if progress.step % plan.report == 0 or progress.step == steps:
             outside = {kind: held_out_loss(model, ids, plan, device, HELD_OUT_WINDOWS) for kind, ids in held_out.items()}
             _note(progress, float(torch.stack(recent).mean()), outside, time.monotonic() - started)
             save(path, model, chosen, progress)
             recent.clear()
     save(path, model, chosen, progress)
     return model, progress
+
+
+def _windows(work: Path, plan: Plan) -> tuple[Windows, Windows | None]:
+    """Of the steps before conversations join, and of the others: None while there are no conversations."""
+    tokens = streams(work, "train")
+    without = {kind: ids for kind, ids in tokens.items() if kind != LAST} or tokens
+    later = Windows(tokens, plan.length + 1, plan.seed) if LAST in tokens else None
+    return Windows(without, plan.length + 1, plan.seed), later
 
 
 def _note(progress: Progress, loss: float, outside: dict[str, float], seconds: float) -> None:
@@ -88,11 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=Plan().steps)
+    parser.add_argument("--joins", type=int, default=Plan().joins, help="steps before conversations, and all without them")
     parser.add_argument("--rows", type=int, default=Plan().rows)
     parser.add_argument("--seed", type=int, default=Plan().seed)
     parser.add_argument("--seconds", type=float, help="end this piece after so long; the next call goes on")
     options = parser.parse_args()
-    plan = Plan(options.steps, options.rows, seed=options.seed, seconds=options.seconds)
+    plan = Plan(options.steps, options.joins, options.rows, seed=options.seed, seconds=options.seconds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     train(options.work, Shape(), plan, device)

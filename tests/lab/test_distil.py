@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab.acceptance import Draft, accepted, drafter_loss, expected_tokens
+from lab.acceptance import Draft, accepted, drafter_loss, expected_tokens, reached, weighted_loss
 from lab.dflash import BlockDrafter, DrafterShape
 from lab.distil import Plan, dflash_drafts, distil, mtp_drafts
 from lab.export import write_checkpoint, write_drafter
@@ -56,7 +56,8 @@ def test_each_draft_is_compared_with_the_target_there(target: LabModel, own: np.
     ids = torch.from_numpy(own[:2].astype(np.int64))
     logits = target(ids)
     for depth, draft in enumerate(mtp_drafts(target, MtpHead(small), 3)(ids, torch.Generator()), start=1):
-        torch.testing.assert_close(draft.wanted, logits[:, depth : depth + 37])
+        torch.testing.assert_close(draft.wanted, logits[:, depth : depth + 36])
+        assert torch.equal(draft.said, ids[:, depth + 1 : depth + 37])
         assert draft.logits.shape == draft.wanted.shape and draft.candidates is None
     drafter = BlockDrafter(small, replace(DrafterShape(), targets=(0, 3), block=4, top_k=5))
     anchors = torch.randint(1, 36, (2, 3), generator=torch.Generator().manual_seed(7))
@@ -66,6 +67,7 @@ def test_each_draft_is_compared_with_the_target_there(target: LabModel, own: np.
     for slot, draft in enumerate(dflash_drafts(target, drafter, 3)(ids, torch.Generator().manual_seed(7)), start=1):
         torch.testing.assert_close(draft.wanted[1, 2], logits[1, anchors[1, 2] + slot - 1])
         assert draft.candidates is not None and draft.scores is not None
+        assert torch.equal(draft.said, ids.gather(1, anchors + slot))
         assert torch.equal(draft.candidates, draft.logits.topk(5).indices)
         edges = draft.scores - draft.logits.gather(-1, draft.candidates)
         behind_known = ids.gather(1, anchors + slot - 1) == known
@@ -74,18 +76,52 @@ def test_each_draft_is_compared_with_the_target_there(target: LabModel, own: np.
 
 def test_acceptance_and_its_loss() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.1, 0.6, 0.3]).log()
-    assert abs(float(accepted(Draft(p, q))) - 0.6) < 1e-6
-    assert abs(float(drafter_loss(Draft(p, q))) - (0.3 * -float((p.exp() * q).sum()) + 0.4)) < 1e-6
-    assert float(expected_tokens(torch.tensor([0.5, 0.5, 0.2]))) == pytest.approx(1 + 0.5 + 0.25 + 0.05)
+    draft = Draft(p, q, torch.tensor(0))
+    assert abs(float(accepted(draft)) - 0.6) < 1e-6
+    assert abs(float(drafter_loss(draft)) - (0.3 * -float((p.exp() * q).sum()) + 0.4)) < 1e-6
 
 
 def test_only_candidates_are_drawn_and_accepted() -> None:
     """q = (0.75, 0.25) over the tokens 2 and 0: min(0.2, 0.75) + min(0.5, 0.25) is accepted."""
     p, all_of_q = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.3, 0.2, 0.5]).log()
-    draft = Draft(p, all_of_q, torch.tensor([2, 0]), torch.tensor([0.75, 0.25]).log() + 3)
+    draft = Draft(p, all_of_q, torch.tensor(0), torch.tensor([2, 0]), torch.tensor([0.75, 0.25]).log() + 3)
     assert abs(float(accepted(draft)) - 0.45) < 1e-6
     crossed = -float((p.exp() * all_of_q).sum()) - 0.2 * math.log(0.75) - 0.5 * math.log(0.25)
     assert abs(float(drafter_loss(draft)) - (0.3 * crossed + 0.55)) < 1e-6
+
+
+@pytest.mark.parametrize("candidates", [None, [2, 0]])
+def test_what_a_step_yields_is_estimated_from_texts_of_the_target(candidates: list[int] | None) -> None:
+    """All texts of three tokens by their probabilities, beside all that can be drafted and accepted. Every draft's q depends on
+    the token before it.
+    """
+    random = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(3, 3, generator=random, dtype=torch.float64).log_softmax(-1) for _ in range(2))  # [before, token]
+    if candidates is not None:
+        q = q.index_fill(1, torch.tensor([1]), -torch.inf).log_softmax(-1)
+    texts = torch.cartesian_prod(*[torch.arange(3)] * 3)  # the first stands behind the token 0
+    before = torch.cat([torch.zeros(27, 1, dtype=torch.int64), texts[:, :2]], 1)
+    drafts = []
+    for place in range(3):
+        wanted, logits = p[before[:, place]], q[before[:, place]]
+        among = None if candidates is None else torch.tensor([candidates] * 27)
+        drafts.append(Draft(wanted, logits, texts[:, place], among, None if among is None else logits.gather(1, among)))
+    shares = p[before, texts].sum(1).exp()
+    chances = torch.stack([accepted(draft) for draft in drafts], -1).double()
+    minima = torch.minimum(p.exp(), q.exp())
+    alive, expected = torch.tensor([1.0, 0, 0], dtype=torch.float64), 0.0
+    for _ in range(3):
+        alive = alive @ minima
+        expected += float(alive.sum())
+    assert float((shares[:, None] * reached(drafts) * chances).sum()) == pytest.approx(expected, rel=1e-5)
+    assert float(expected_tokens(drafts)) == pytest.approx(1 + float((reached(drafts) * chances).sum(1).mean()), rel=1e-5)
+
+
+def test_later_drafts_count_as_far_as_they_are_got_to() -> None:
+    sure, wrong = torch.tensor([9.0, 0, 0]), torch.tensor([0, 9.0, 0])
+    good, bad = (Draft(sure[None], logits[None], torch.tensor([0])) for logits in (sure, wrong))
+    assert float(expected_tokens([bad, good])) < 1.01 < 2.9 < float(expected_tokens([good, good]))
+    assert float(weighted_loss([bad, good])) > float(weighted_loss([good, bad])) > float(weighted_loss([good, good]))
 
 
 def test_own_sequences_begin_as_texts_do() -> None:

@@ -14,7 +14,7 @@ from lab.schedule import rate
 from lab.shape import Shape
 from lab.train import Plan, train
 
-PLAN = Plan(steps=40, rows=8, length=24, report=20)
+PLAN = Plan(steps=40, joins=5, rows=8, length=24, report=20)
 CPU = torch.device("cpu")
 
 
@@ -35,6 +35,22 @@ def test_pieces_are_the_whole(work: Path, small: Shape) -> None:
     assert progress.step == 12
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, pieces.state_dict()[name]), name
+
+
+def test_conversations_may_come_later(work: Path, small: Shape) -> None:
+    """Training stops where they are wanted, and goes on with them as if they had been there."""
+    plan = replace(PLAN, steps=9)
+    whole, _ = train(work, small, plan, CPU)
+    (work / "model-0.pt").unlink()
+    for part in ("train", "held-out"):
+        (work / f"{part}-chat.npy").rename(work / f"{part}-later.npy")
+    _, progress = train(work, small, plan, CPU)
+    assert progress.step == 5 == train(work, small, plan, CPU)[1].step
+    for part in ("train", "held-out"):
+        (work / f"{part}-later.npy").rename(work / f"{part}-chat.npy")
+    pieces, progress = train(work, small, plan, CPU)
+    assert progress.step == 9
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), pieces.parameters(), strict=True))
 
 
 def test_another_seed_draws_other_windows(work: Path) -> None:
