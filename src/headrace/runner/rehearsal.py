@@ -13,6 +13,7 @@ from headrace.kernels.ahead import compiling_ahead
 from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.kernels.sample import Against, Odds, draw_drafts
+from headrace.kernels.slot_lookup import slot_lookup
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
@@ -68,7 +69,9 @@ def rehearse(
         hidden: Tensor = decoder(batch, pools)
         assert sampled is not None
         ends = hidden if sampled.last is None else hidden[sampled.last]
-        sampler.draw_at(decoder.logits(ends), sampled.slots, sampled.where, sampled.positions)
+        logits = decoder.logits(ends)
+        sampler.draw_at(logits, sampled.slots, sampled.where, sampled.positions)
+        sampler.tokens_of(logits, sampled.slots, sampled.where, sampled.positions)  # where the host helps to draw
         if runs_triton(ends):  # captured steps draw from scores as they are
             sampler.draw_on_device(decoder.scores(ends), sampled.where, sampled.positions)
         return hidden
@@ -85,6 +88,7 @@ def rehearse(
 
     outline = decoder.outline()
     with compiling_ahead():
+        _look_up(tables, sampler.next_tokens)
         for tokens in steps(layout.slots, chunk_tokens):
             step(outline, tokens)
         with suppress(NotImplementedError):  # an operation of a shape that only a reference computes: nothing will be captured
@@ -97,6 +101,12 @@ def rehearse(
         hidden = step(decoder, (-(-chunk_tokens // parts),))[:SCORED_ROWS]
         sampler.score(decoder.logits(hidden), torch.zeros(len(hidden), dtype=torch.int64, device=device), _ALTERNATIVES)
     return torch.cuda.max_memory_allocated(device) - held_bytes if device.type == "cuda" else 0
+
+
+def _look_up(tables: PageTables, next_tokens: Tensor) -> None:
+    """As captured steps begin."""
+    zero = torch.zeros_like(next_tokens[:1])
+    slot_lookup(tables.entries, zero, zero, next_tokens, zero, zero, tables.page_tokens)
 
 
 def _captured_shapes(decoder: Decoder, layout: CacheLayout, chunk_tokens: int, context: int) -> tuple[PromptShape, ...]:
@@ -158,13 +168,13 @@ def _held_bytes(device: torch.device) -> int:
 
 
 def steps(slots: int, chunk_tokens: int) -> Iterator[tuple[int, ...]]:
-    """The rows' tokens of every step that is rehearsed."""
-    yield from ((1,) * rows for rows in row_counts(slots))
+    """The rows' tokens of every step that is rehearsed; first those with prompts, whose kernels take longest to compile."""
     for tokens in prompt_sizes(chunk_tokens):
         yield (tokens,)
         yield from (((1,) * _MIXED_ROWS + (tokens,)),) if slots > _MIXED_ROWS else ()
     if slots > 2 and chunk_tokens > 2:  # prompts that share a step, one of them at its last token
         yield (chunk_tokens // 2, chunk_tokens // 2, 1)
+    yield from ((1,) * rows for rows in row_counts(slots))
 
 
 def row_counts(slots: int) -> tuple[int, ...]:
