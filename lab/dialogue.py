@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace import SamplingParams
-from lab.chat import END, START, written
+from lab.chat import END, START, WARMTH, written
 from lab.copying import passages
 from lab.document import Document, read
 from lab.engines import Engines
@@ -89,11 +89,9 @@ def whole_sentences(text: str, ended: bool) -> str | None:
 
 
 def demo_writer(engines: Engines, most: int, seed: int, seconds: float | None = None) -> Writer:
-    """The demo model, at temperature 0.4: it is small, and warmer it wanders. most: tokens of an answer; seconds: for all of
-    them at a time, where what was not begun has none.
-    """
+    """The demo model. most: tokens of an answer; seconds: for all that are asked at a time: what was not begun has none."""
     def write(prompts: Sequence[str]) -> list[str | None]:
-        params = [SamplingParams(max_tokens=most, temperature=0.4, top_p=0.9, stop=(END,), seed=seed + number)
+        params = [SamplingParams(max_tokens=most, temperature=WARMTH, top_p=0.9, stop=(END,), seed=seed + number)
                   for number in range(len(prompts))]
         return [answer and whole_sentences(answer.text, answer.ended) for answer in engines(prompts, params, seconds)]
 

@@ -133,7 +133,7 @@ def estimated(forward: Forward, rows: NDArray[np.uint16], device: torch.device) 
         drafts = forward(torch.from_numpy(rows.astype(np.int64)).to(device), torch.Generator().manual_seed(0))
     weights = reached(drafts).flatten(0, -2)
     chances = torch.stack([accepted(draft) for draft in drafts], -1).flatten(0, -2)
-    return ((chances * weights).sum(0) / weights.sum(0)).tolist(), float(expected_tokens(drafts))
+    return ((chances * weights).sum(0) / weights.sum(0).clamp(min=1e-9)).tolist(), float(expected_tokens(drafts))
 
 
 def main() -> None:
