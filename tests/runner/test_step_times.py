@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,3 +59,21 @@ def test_measured_steps_leave_nothing_behind(model_type: str, tmp_path: Path, mo
     found = answers(core, requests)
     assert {name: (a.tokens, a.end) for name, a in found.items()} == {name: (a.tokens, a.end) for name, a in expected.items()}
     assert used and torch.isfinite(torch.tensor(scheduler._drafts.gain))
+
+
+def test_what_long_contexts_cost_is_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card's clocks change while it is measured, by more than what one row's context takes."""
+    sizes = {1: (1, 2, 4, 8), 8: (8, 16, 32, 64), 16: (16, 128)}
+    graphs = [SimpleNamespace(size=size, tokens=tokens) for size, of in sizes.items() for tokens in of]
+    clock = count()
+
+    def step_s(times: StepTimes, graph: Any, context: int, repeated: int) -> float:
+        drafts = graph.tokens - graph.size
+        return 5.0 + 2e-5 * graph.size * context + 1e-6 * drafts * context + (0.05 if next(clock) == 3 else 0.0)
+
+    monkeypatch.setattr(StepTimes, "_step_s", step_s)
+    drafting: Any = SimpleNamespace(graphs=SimpleNamespace(all=graphs))
+    layout: Any = None
+    assert StepTimes(drafting, layout, 20_000)._slopes(1024, 16_384) == pytest.approx((2e-5, 1e-6))
+    graphs[:] = graphs[:4]
+    assert StepTimes(drafting, layout, 20_000)._slopes(1024, 16_384) == pytest.approx((2e-5, 1e-6))

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 Timer = Callable[[Callable[[], object], int], float]
 _CONTEXT, _LONG_CONTEXT = 1024, 16_384
-"""Tokens before the rows whose steps are timed; and before a row that shows what a longer context costs."""
+"""Tokens before the rows whose steps are timed; and before those that show what a longer context costs."""
+_LONG_ROWS = 8
+"""Of one row, 15,000 tokens are a twentieth of a large model's step, and hard to tell from its clocks."""
 _FEW_TOKENS, _MANY_TOKENS = 16, 64
 _ROUNDS, _MANY_TIMES, _TIMES = 3, 4, 2
 """Steps of a number of rows are timed in turn, so often, since clocks change; each is repeated, those of many tokens once."""
@@ -64,7 +66,7 @@ class StepTimes:
             for size in sorted({graph.size for graph in graphs.all}, reverse=True):
                 steps[size], drafter[size] = self._of_rows(size, near)
             far = min(_LONG_CONTEXT, self.context - 2 * (1 + self.layout.drafts) * (_ROUNDS * _MANY_TIMES + 1))
-            slopes = self._slopes(steps[min(steps)], near, far) if far >= 4 * near else (0.0, 0.0)
+            slopes = self._slopes(near, far) if far >= 2 * near else (0.0, 0.0)
         costs = StepCosts(steps, drafter, near, *slopes)
         graphs.prefer(costs)
         return costs
@@ -106,17 +108,20 @@ class StepTimes:
 
         return self.timer(step, times)
 
-    def _slopes(self, near_s: dict[int, float], near: int, far: int) -> tuple[float, float]:
-        """Seconds for a token more before a row, and for each of its drafts besides, by steps of the fewest rows."""
+    def _slopes(self, near: int, far: int) -> tuple[float, float]:
+        """Seconds for a token more before a row, and for each of its drafts besides."""
         assert self.drafting.graphs is not None
-        least = [graph for graph in self.drafting.graphs.all if graph.tokens in near_s and graph.size == min(near_s)]
-        plain, widest = min(least, key=lambda g: g.tokens), max(least, key=lambda g: g.tokens)
-        slopes = [
-            max(0.0, self._step_s(graph, far, _TIMES) - near_s[graph.tokens]) / (far - near) / graph.size
-            for graph in (plain, widest)
-        ]
-        drafts = widest.tokens // widest.size - 1
-        return slopes[0], max(0.0, slopes[1] - slopes[0]) / drafts
+        graphs = [graph for graph in self.drafting.graphs.all if graph.size <= _LONG_ROWS]
+        rows = max(graph.size for graph in graphs)
+        of_tokens = {graph.tokens: graph for graph in graphs if graph.size == rows}
+        plain, widest = min(of_tokens), max(of_tokens)
+        more: dict[int, list[float]] = {plain: [], widest: []}
+        for _ in range(_ROUNDS):
+            for tokens, found in more.items():
+                near_s, far_s = (self._step_s(of_tokens[tokens], context, _TIMES) for context in (near, far))
+                found.append(max(0.0, far_s - near_s) / (far - near) / rows)
+        alone, drafted = median(more[plain]), median(more[widest])
+        return alone, max(0.0, drafted - alone) / (widest // rows - 1)
 
     @contextmanager
     def _occupied(self) -> Iterator[None]:
