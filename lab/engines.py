@@ -49,6 +49,8 @@ class Engines:
         return found
 
     def __enter__(self) -> Self:
+        """When the first of them has started, so that no time for answers goes by before."""
+        self._pool.submit(len, _engine).result()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
