@@ -36,7 +36,7 @@ class EngineConfig:
         "cannot hold it.", metavar="N"
     )
     max_seqs: int | None = setting(
-        None, "Most sequences that run at once; 64 if not given, fewer if their states would take over half of the cache.",
+        None, "Most sequences that run at once; 64 if not given, fewer if their states would take over a quarter of the cache.",
         metavar="N"
     )
     chunk_tokens: int | None = setting(
@@ -55,7 +55,7 @@ class EngineConfig:
     )
     memory_bytes: int | None = setting(None, "Device memory that headrace may use in all.", metavar="N")
     memory_fraction: float | None = setting(
-        None, "Device memory that headrace may use, as a share of the whole (0.90 on a GPU if nothing is given).", metavar="F"
+        None, "Device memory that headrace may use, as a share of the whole (0.97 on a GPU if nothing is given).", metavar="F"
     )
     cuda_context_bytes: int = setting(
         641_728_512, "Of a GPU's memory, what the driver takes for a process that uses it, before any tensor: the default was "

@@ -210,7 +210,7 @@ def test_suggestions_are_of_all_kinds() -> None:
 
 
 def test_a_desktop_takes_what_it_is_said_to() -> None:
-    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --users 1 --prefix-cache off"
+    settings = "qwen3.8-27b:w4a16 --gpu rtx3090 --users 1 --prefix-cache off --speculate off"
     without, beside = plan(settings), plan(f"{settings} --desktop-bytes 1000000000")
     assert line(beside, "desktop") == 1_000_000_000
     pages = (without["capacity_tokens"] - beside["capacity_tokens"]) // 16
@@ -224,7 +224,7 @@ def test_host_memory_is_said_to_hold_what_it_does(monkeypatch: pytest.MonkeyPatc
     tokens = (asked - states * 78_446_592) // (16 * 65_536) * 16
     monkeypatch.setattr("headrace.plan.report.ram_bytes", lambda: asked)
     for cards in ("rtx3090", "rtx3090,rtx3090"):
-        settings = f"qwen3.8-27b:w4a16 --gpu {cards} --ram-cache-bytes"
+        settings = f"qwen3.8-27b:w4a16 --gpu {cards} --speculate off --ram-cache-bytes"
         (note,) = (note for note in plan(f"{settings} {asked}")["notes"] if note.startswith("ram-cache-bytes"))
         assert note.startswith(f"ram-cache-bytes: {asked:,} bytes, none of the card's; ")
         assert note.endswith(f"; in host memory {tokens} tokens and {states} states")
@@ -339,9 +339,9 @@ def test_it_is_quick_and_imports_no_torch() -> None:
 
 def test_suggestions_say_whether_users_share() -> None:
     """Without a number of users they share what is there, as with `serve`; with one, each has the whole context."""
-    shared = plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 65536")["suggestions"][0]
+    shared = plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 90000")["suggestions"][0]
     assert not shared["at_once"] and shared["users"] > 1
-    assert 65536 == shared["context"] <= shared["capacity_tokens"] < shared["users"] * shared["context"]
+    assert 90000 == shared["context"] <= shared["capacity_tokens"] < shared["users"] * shared["context"]
     for each in plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 65536 --users 2")["suggestions"]:
         assert each["at_once"] and each["capacity_tokens"] >= each["users"] * each["context"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.cache.layout import cache_groups
 from headrace.config import EngineConfig
@@ -66,10 +68,10 @@ def test_a_cpu_cache_takes_at_most_a_quarter_of_the_ram() -> None:
     assert budget.context == budget.layout.pages[0] * 16 < 10_000_000
 
 
-def test_a_gpu_leaves_a_tenth_and_what_others_hold() -> None:
+def test_a_gpu_leaves_its_reserve_and_what_others_hold() -> None:
     model = spec(FULL, DELTA, max_context=100_000_000)
     budget = make_budget(model, WEIGHTS, GPU, EngineConfig(), F32)
-    limit = int(24 * GIB * 0.9) - GIB
+    limit = int(24 * GIB * 0.97) - GIB
     page = 16 * 2 * 2 * 16 * 4
     assert limit - page < budget.total_bytes <= limit
 
@@ -85,8 +87,9 @@ def test_what_the_driver_takes_for_the_process_is_a_line() -> None:
     for config in (EngineConfig(), EngineConfig(memory_bytes=8 * GIB), EngineConfig(memory_fraction=0.5)):
         counted, ignored = (make_budget(model, WEIGHTS, card, config, F32) for card in (ahead, without))
         lines, others = ({line.name: line.bytes for line in each.lines} for each in (counted, ignored))
-        assert lines["cuda context"] == taken + CODE_BYTES and "cuda context" not in others
-        assert abs(others["kv pages 0"] - lines["kv pages 0"] - taken - CODE_BYTES) < page
+        assert lines["cuda context"] == taken and "cuda context" not in others
+        assert lines["kernel code"] == others["kernel code"] == CODE_BYTES, "which are loaded whatever the context takes"
+        assert abs(others["kv pages 0"] - lines["kv pages 0"] - taken) < page
     with pytest.raises(ConfigError, match="cuda_context_bytes must be 0 or more, not -1"):
         make_budget(spec(FULL), WEIGHTS, ahead, EngineConfig(cuda_context_bytes=-1), F32)
 
@@ -98,12 +101,38 @@ def test_window_groups_get_what_windows_need_and_no_more() -> None:
     assert window == 2 * (3 + 1) + 4
 
 
-def test_states_take_at_most_half_of_a_small_cache() -> None:
+def test_states_take_at_most_a_quarter_of_a_small_cache() -> None:
     model = spec(FULL, DELTA)
     state = state_bytes_per_sequence(model, F32)
     budget = make_budget(model, WEIGHTS, CPU, EngineConfig(cache_bytes=20 * state), F32)
-    assert budget.max_seqs == 10
-    assert any("max-seqs" in note for note in budget.notes)
+    assert budget.max_seqs == 5
+    assert any("max-seqs: 5, so that states take at most a quarter of the cache" in note for note in budget.notes)
+
+
+@pytest.mark.parametrize(("prefix_cache", "seqs"), [("on", 17), ("off", 20)])
+def test_states_take_more_where_every_sequence_has_its_context(prefix_cache: str, seqs: int) -> None:
+    """An eighth of the cache may be checkpoints of theirs, unless nothing is kept."""
+    model, page = spec(FULL, DELTA), 16 * 2 * 2 * 16 * 4
+    state = state_bytes_per_sequence(model, F32)
+    config = EngineConfig(context=16, cache_bytes=20 * (state + page), prefix_cache=prefix_cache)
+    budget = make_budget(model, WEIGHTS, CPU, config, F32)
+    assert budget.max_seqs == budget.layout.pages[0] == seqs
+    assert any(f"max-seqs: {seqs}, so that each can have 16 tokens at once" in note for note in budget.notes)
+
+
+@settings(deadline=None, max_examples=20, derandomize=True)
+@given(st.integers(14, 26), st.sampled_from([None, 65_536]), st.sampled_from([0, 4]))
+def test_as_many_sequences_as_their_share_has_room_for(gib: int, context: int | None, drafts: int) -> None:
+    """What a sequence takes beside its state leaves the cache less: one more would take more than the share."""
+    attention, delta = AttentionSpec(24, 4, 256, RopeSpec(1e7, 64)), GatedDeltaSpec(16, 48, 128, 128, 4)
+    model = spec(attention, *(delta,) * 40, max_context=131_072)
+    card, config = replace(GPU, memory_bytes=gib * GIB, free_bytes=gib * GIB), EngineConfig(context=context)
+    budget = make_budget(model, WEIGHTS, card, config, F32, drafts)
+    assert "quarter" in budget.notes[1]
+    for seqs, within in ((budget.max_seqs, True), (budget.max_seqs + 1, False)):
+        asked = make_budget(model, WEIGHTS, card, replace(config, max_seqs=seqs), F32, drafts)
+        cache_bytes = int(asked.notes[0].split()[1].replace(",", ""))
+        assert (4 * seqs * state_bytes_per_sequence(model, F32) <= cache_bytes) == within
 
 
 @pytest.mark.parametrize(

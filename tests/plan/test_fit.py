@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from headrace.config import EngineConfig, PlanConfig
 from headrace.plan.cards import CARDS, Card, card, card_of_driver
-from headrace.plan.fit import longest_context, most, most_users, outcome
+from headrace.plan.fit import longest_context, most_users, outcome
 from headrace.plan.planner import Plan, Request, make_plan
 from headrace.plan.published import published_model
+from headrace.plan.search import most
 from headrace.plan.speculation import drafter_extras, drafter_for
 
 MODEL = published_model("qwen3.8-27b:w4a16")
@@ -82,6 +83,7 @@ def test_cards_are_called_as_people_and_drivers_call_them() -> None:
     assert card("RTX 3090") is card("rtx3090") is CARDS["rtx3090"]
     found = card_of_driver("NVIDIA GeForce RTX 5090", 32_000_000_000, 120)
     assert (found.memory_bytes, found.bytes_per_s) == (32_000_000_000, CARDS["rtx5090"].bytes_per_s)
+    assert (found.name, found.kept_bytes) == ("NVIDIA GeForce RTX 5090", CARDS["rtx5090"].kept_bytes)
     assert card_of_driver("NVIDIA Something", 8, 99) == Card("NVIDIA Something", 8, 99)
 
 
@@ -91,6 +93,7 @@ def test_cards_are_plausible(each: Card) -> None:
     assert each.bytes_per_s and each.flops_per_s
     assert 10 < each.bytes_per_s / each.memory_bytes < 70
     assert 50 < each.flops_per_s / each.bytes_per_s < 450
+    assert 2**28 < each.kept_bytes < 5 * 2**30 and each.kept_bytes < each.memory_bytes // 20
     assert each.capability in (80, 86, 89, 90, 100, 120)
     # The rate is what a boost clock's multiply-adds give: 256 a processor on GeForce, twice that on workstations, more beyond.
     clock_hz = each.flops_per_s / (2 * each.processors * PRODUCTS_A_CLOCK[each.name])

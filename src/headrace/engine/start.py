@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from headrace.engine.verify_fit import Taken, notes
 from headrace.plan.budget import Budget
-from headrace.plan.fixed_lines import CONTEXT_LINE
+from headrace.plan.fixed_lines import CODE_LINE, CONTEXT_LINE
 
 _WORKSPACE = "workspace"
-_PARTS = ("weights", _WORKSPACE, "graphs", "kernel buffers", CONTEXT_LINE)
+_PARTS = ("weights", _WORKSPACE, "graphs", "kernel buffers", CONTEXT_LINE, CODE_LINE)
 """Budget lines that are measured apart, or not at all, by a part of their names; all others are the cache's."""
 
 

@@ -19,6 +19,7 @@ from headrace.plan.execution import chunk_tokens, resolve_execution
 from headrace.plan.extras import NONE, BudgetLine, Extras
 from headrace.plan.fixed_lines import FixedLines
 from headrace.plan.memory_limit import DEFAULT_MAX_SEQS, cache_limit
+from headrace.plan.search import most
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +79,25 @@ def make_budget(
 
 
 def _sequences(needs: CacheNeeds, sized: Callable[[int], _Sized]) -> tuple[_Sized, tuple[str, ...]]:
-    """As many as are asked for, or as have room; notes on it."""
-    chosen = sized(needs.config.max_seqs or _most_beside_fixed(sized))
-    if needs.config.max_seqs is None:
-        fewer, why = usual_seqs(needs, chosen.cache_bytes)
-        if fewer < chosen.seqs:
-            chosen = sized(fewer)
-            return chosen, (chosen.note, f"max-seqs: {fewer}, so that {why} ({needs.state_bytes:,} bytes each)")
-    return chosen, (chosen.note,)
+    """As many as are asked for, or the most, up to the usual number, whose cache has their share of states; notes on it."""
+    if needs.config.max_seqs is not None:
+        chosen = sized(needs.config.max_seqs)
+        return chosen, (chosen.note,)
+    tried: dict[int, _Sized] = {}
 
-
-def _most_beside_fixed(sized: Callable[[int], object]) -> int:
-    """The usual sequences, or half as many and half again, so that what they need beside the cache leaves some of it."""
-    seqs = DEFAULT_MAX_SEQS
-    while seqs > 1:
+    def has_room(seqs: int) -> bool:
         try:
-            sized(seqs)
-            return seqs
+            tried[seqs] = sized(seqs)
         except ConfigError:
-            seqs //= 2
-    return seqs
+            return False
+        return seqs <= usual_seqs(needs, tried[seqs].cache_bytes)[0]
+
+    seqs = max(1, most(has_room, DEFAULT_MAX_SEQS))
+    chosen = tried.get(seqs) or sized(seqs)
+    if seqs == DEFAULT_MAX_SEQS:
+        return chosen, (chosen.note,)
+    _, why = usual_seqs(needs, chosen.cache_bytes)
+    return chosen, (chosen.note, f"max-seqs: {seqs}, so that {why} ({needs.state_bytes:,} bytes each)")
 
 
 def with_full_pages(budget: Budget, count: int, dtypes: Dtypes) -> Budget:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.cache.layout import CacheLayout
 from headrace.errors import ConfigError
 from headrace.plan.cache_needs import CacheNeeds
 
+STATE_SHARE = 4
+"""States of sequences that run take at most one part in this many of the cache, unless so many are asked for."""
 CHECKPOINT_SHARE = 8
 """Checkpoints of states take at most one part in this many of the cache, unless told otherwise."""
 LEAST_CHECKPOINTS = 8
@@ -13,13 +17,23 @@ LEAST_CHECKPOINTS = 8
 
 
 def usual_seqs(needs: CacheNeeds, cache_bytes: int) -> tuple[int, str]:
-    """(sequences, why no more): states take half of the cache, or less where the context that is asked for needs the rest."""
-    half = max(1, cache_bytes // 2 // max(1, needs.state_bytes))
-    alone, two = needs.least_bytes(1), needs.least_bytes(2)
-    beside = max(1, 1 + (cache_bytes - alone) // max(1, two - alone))
-    if beside < half:
-        return beside, f"the context of {needs.config.context} tokens has room beside their states"
-    return half, "states take at most half of the cache"
+    """(sequences, why no more): states take their share of the cache, or more where contexts are so short that all sequences
+    can have theirs at once, or less where the context that is asked for needs the rest.
+    """
+    share = cache_bytes // STATE_SHARE // max(1, needs.state_bytes)
+    spare = cache_bytes // CHECKPOINT_SHARE if needs.state_bytes and needs.config.prefix_cache == "on" else 0
+    together = _as_many(cache_bytes - spare, lambda seqs: needs.full_bytes(needs.longest, seqs))
+    beside = _as_many(cache_bytes, needs.least_bytes)
+    if beside < max(share, together):
+        return max(1, beside), f"the context of {needs.config.context} tokens has room beside their states"
+    if share < together:
+        return together, f"each can have {needs.longest} tokens at once"
+    return max(1, share), "states take at most a quarter of the cache"
+
+
+def _as_many(room_bytes: int, needed: Callable[[int], int]) -> int:
+    """Sequences, of which each needs as much more as the second."""
+    return 1 + (room_bytes - needed(1)) // max(1, needed(2) - needed(1))
 
 
 def buy(needs: CacheNeeds, cache_bytes: int, seqs: int, *, padding: bool) -> CacheLayout:

@@ -6,7 +6,6 @@ own size is asked for (cache_bytes), users share it as the engine has it: it fit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headrace.config import EngineConfig
@@ -17,6 +16,7 @@ from headrace.plan.cache_needs import CacheNeeds
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import chunk_tokens
 from headrace.plan.memory_limit import memory_limit
+from headrace.plan.search import most
 from headrace.plan.stages import Stage
 
 NO_LIMIT_BYTES = 1 << 62
@@ -147,14 +147,3 @@ def most_users(case: Case, context: int) -> int | None:
         return None
     one, two = (sum(b.total_bytes for b in _at_once(_unpinned(case), 2, n).budgets) for n in (1, 2))
     return most(lambda count: outcome(case, context, count).fits, free * len(case.stages) // (two - one))
-
-
-def most(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest count of 1 ... limit that fits, where fewer do if more do; 0 if none does."""
-    if limit < 1 or not fits(1):
-        return 0
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low

@@ -28,7 +28,7 @@ from headrace.plan.workspace import (
     upload_bytes,
 )
 
-CONTEXT_LINE = "cuda context"
+CONTEXT_LINE, CODE_LINE = "cuda context", "kernel code"
 CODE_BYTES = 200_000_000
 """Of kernels, those of PyTorch's libraries among them, which the driver loads as they are first run: measured on an H200."""
 
@@ -146,5 +146,8 @@ class FixedLines:
 
     def _context(self) -> Iterator[BudgetLine]:
         if self.hardware.context_bytes:
-            why = f"the driver's, before any tensor (--cuda-context-bytes), and {CODE_BYTES:,} bytes for code of kernels"
-            yield BudgetLine(CONTEXT_LINE, self.hardware.context_bytes + CODE_BYTES, why)
+            why = "what the driver takes for a process before its first tensor (--cuda-context-bytes), measured on an H200"
+            yield BudgetLine(CONTEXT_LINE, self.hardware.context_bytes, why)
+        if self.hardware.kind == "cuda":
+            why = "of kernels and libraries, which the driver loads as they are first run, measured on an H200"
+            yield BudgetLine(CODE_LINE, CODE_BYTES, why)

@@ -10,7 +10,10 @@ from headrace.plan.cache_lines import gathered_share
 from headrace.plan.cache_needs import CacheNeeds
 
 DEFAULT_MAX_SEQS = 64
-DEFAULT_GPU_FRACTION = 0.90
+DEFAULT_GPU_FRACTION = 0.97
+"""Of a card. All that the engine takes is a line, within 1 % of what was measured, and nothing is taken after the start: what is
+left is for a driver that takes more, on a card that nobody measured, and for programs beside the engine.
+"""
 CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""
 
@@ -31,8 +34,9 @@ def reserve_why(config: EngineConfig) -> str:
     """What memory is for that the engine leaves."""
     if config.memory_bytes is not None:
         return "what memory_bytes leaves"
-    share = DEFAULT_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction
-    return f"{1 - share:.0%} of the card, for what allocators round up"
+    if config.memory_fraction is not None:
+        return f"what memory_fraction {config.memory_fraction:g} leaves"
+    return f"{1 - DEFAULT_GPU_FRACTION:.0%} of the card, left to a driver that takes more and to other programs"
 
 
 def cache_limit(needs: CacheNeeds, hardware: Hardware, fixed_bytes: int) -> tuple[int, str]:

@@ -63,7 +63,7 @@ def cards_for(plan: PlanConfig) -> tuple[Card, ...]:
     """Cards by name, else one of --vram-bytes, else this machine's first, else one of any size."""
     if plan.gpu is not None:
         named = tuple(map(card, _names(plan.gpu)))
-        return tuple(replace(each, memory_bytes=plan.vram_bytes or each.memory_bytes) for each in named)
+        return named if plan.vram_bytes is None else tuple(_of_size(each, plan.vram_bytes) for each in named)
     if plan.vram_bytes is not None:
         return (Card("card", plan.vram_bytes),)
     _, gpus = driver_and_gpus()
@@ -71,6 +71,11 @@ def cards_for(plan: PlanConfig) -> tuple[Card, ...]:
         card_of_driver(gpu.name, gpu.memory_bytes, 10 * gpu.compute_capability[0] + gpu.compute_capability[1])
         for gpu in gpus[:1]
     ) or (ANY_CARD,)
+
+
+def _of_size(each: Card, memory_bytes: int) -> Card:
+    """As if its memory were what is given, all of it."""
+    return replace(each, memory_bytes=memory_bytes, kept_bytes=0)
 
 
 def _names(text: str) -> list[str]:
@@ -133,12 +138,12 @@ def _with(
 
 
 def _hardware(each: Card, request: Request) -> Hardware:
-    settings = request.plan
-    if settings.desktop_bytes > each.memory_bytes:
-        raise ConfigError(f"desktop_bytes {settings.desktop_bytes} is more than the {each.name}'s {each.memory_bytes}")
-    free = each.memory_bytes - settings.desktop_bytes
+    """As CUDA tells it."""
+    held, given = request.plan.desktop_bytes, each.memory_bytes - each.kept_bytes
+    if held > given:
+        raise ConfigError(f"desktop_bytes {held} is more than the {each.name}'s {given}")
     return Hardware(
-        "cuda", each.name, each.memory_bytes, free, capability=each.capability, elsewhere=True, processors=each.processors,
+        "cuda", each.name, given, given - held, capability=each.capability, elsewhere=True, processors=each.processors,
         context_bytes=request.engine.cuda_context_bytes,
     )
 

@@ -102,6 +102,8 @@ def _left_to_others(plan: Plan, index: int) -> Iterator[BudgetLine]:
     hardware = stage.hardware
     if hardware.memory_bytes >= NO_LIMIT_BYTES:
         return
+    if kept := plan.cards[index].kept_bytes:
+        yield BudgetLine("driver", kept, "kept by the card's driver: nvidia-smi counts it, and CUDA does not have it to give")
     if held := hardware.memory_bytes - hardware.free_bytes:
         yield BudgetLine("desktop", held, "held by a desktop and other programs, as given")
     if left := hardware.free_bytes - limit_bytes(stage, config):
@@ -129,7 +131,7 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     yield plan.drafting.note
     if plan.request.engine.ram_cache_bytes:
         layouts = [budget.layout for budget in found.budgets]
-        yield host_note(layouts, plan.request.engine, plan.dtypes, plan.state_bytes, ram_bytes())
+        yield host_note(layouts, plan.request.engine, plan.dtypes, plan.checkpoint_bytes, ram_bytes())
     if plan.request.engine.ssd_cache:
         most = plan.request.engine.ssd_cache_bytes
         yield f"ssd-cache: up to {most:,} bytes in {plan.request.engine.ssd_cache}, by way of host memory, none of the card's"

@@ -86,7 +86,7 @@ def step_tokens(chunk_tokens: int, rows: int, drafts: int) -> int:
 def layers_bytes(spec: ModelSpec, sizes: Sizes) -> int:
     """The most that lies there while a layer is computed."""
     rotary = max((m.rope.rotary_dims for layer in spec.layers if isinstance(m := layer.mixer, AttentionSpec)), default=0)
-    return max(_layer_bytes(spec, layer, sizes) for layer in spec.layers) + sizes.tokens * (rotary * sizes.exact + 5 * 8)
+    return max(_layer_bytes(spec, layer, sizes) for layer in set(spec.layers)) + sizes.tokens * (rotary * sizes.exact + 5 * 8)
 
 
 def _layer_bytes(spec: ModelSpec, layer: LayerSpec, sizes: Sizes) -> int:
