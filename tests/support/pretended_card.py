@@ -20,6 +20,8 @@ from headrace.kernels.card import Card
 from headrace.kernels.linear import cuda as linear_cuda
 from headrace.kernels.low_bit_linear import around, few
 from headrace.kernels.low_bit_linear import cuda as low_bit_cuda
+from headrace.plan.uploads import buffer_words
+from headrace.runner.upload import Upload
 
 META = torch.device("meta")
 Launch = tuple[Any, ...]
@@ -46,8 +48,17 @@ def pretended(card: Card) -> Iterator[set[Launch]]:
             (linear_cuda, "few_outputs_between", (nothing, nothing)),
         ):
             patch.setattr(module, name, lambda index, made=made: made)
+        patch.setattr(Upload, "__init__", _upload_nowhere)
+        patch.setattr(Upload, "send", lambda self: None)
         _note_triton(patch, launches)
         yield launches
+
+
+def _upload_nowhere(self: Upload, words: int, device: torch.device) -> None:
+    words = buffer_words(words)
+    self._hosts, self._copied = [torch.zeros(words, dtype=torch.int64)], None
+    self._target = torch.zeros(words, dtype=torch.int64, device=device)
+    self._arrays, self._turn, self._used = [self._hosts[0].numpy()], 0, 0
 
 
 def _replace(patch: pytest.MonkeyPatch, function: Any, stand_in: Any) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
+from headrace.kernels.accept_drafts import DraftSlots
 from headrace.kernels.ahead import compiling_ahead
 from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.gated_delta_verify import MAX_TOKENS
+from headrace.kernels.row_places import row_places
+from headrace.kernels.row_positions import row_positions
 from headrace.kernels.sample import Against, Odds, draw_drafts
 from headrace.kernels.slot_lookup import slot_lookup
 from headrace.models.decoder import Decoder
@@ -136,7 +140,7 @@ def _rehearse_drafts(
     proposer = Proposer(None, slots, tables, sampler, layout.drafts)
     packer = DraftPacker(tables, slots, proposer, layout.slots * (1 + layout.drafts) + MAX_TOKENS, layout.slots, 0, device)
     odds = proposer.odds if draws else None
-    ways = (decoder.scores, decoder.logits) if device.type == "cuda" else (decoder.logits,)
+    ways = (decoder.scores, decoder.logits) if runs_triton(decoder.embedding.weight) else (decoder.logits,)
     verifiers = [Verifier(logits, sampler, slots, odds=odds) for logits in ways]
     for rows in row_buckets(layout.slots):
         drafted = tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows))
@@ -146,9 +150,24 @@ def _rehearse_drafts(
             hidden = decoder(step.batch, pools)
             for verifier in verifiers:
                 verifier.draw_together(step.runs, hidden, deferred=True)
+                verifier.draw_in_turn(step.runs, hidden, deferred=True)
         if odds is not None and runs_triton(hidden):
             _rehearse_odds(sampler, odds, [logits(hidden[:rows]) for logits in ways])
+    step = packer.pack(tuple(replace(row, drafts=()) for row in drafted), deferred=False)
+    assert step.runs is not None
+    for verifier in verifiers:
+        verifier.draw_in_turn(step.runs, hidden[: len(drafted)], deferred=False)
+    _pack_as_captured(slots, tables, proposer.proposed)
     take_in(pools, (0,), device)
+
+
+def _pack_as_captured(slots: DraftSlots, tables: PageTables, proposed: Tensor) -> None:
+    """A row with drafts, as captured steps begin."""
+    zero = torch.zeros_like(slots.positions[:1])
+    offsets = torch.tensor([0, MAX_TOKENS], dtype=torch.int32).to(zero.device)
+    _, _, _, at, _, written = row_positions(zero, offsets, zero, slots.positions, slots.ends, slots.frozen, MAX_TOKENS)
+    nowhere, found = tables.entries[:, 0, 0], tables.entries[:, :1].clone()
+    row_places(found, zero, offsets, at, written, torch.zeros_like(at), proposed, zero, nowhere.clone(), tables.page_tokens)
 
 
 def _rehearse_odds(sampler: Sampler, odds: Odds, logits: Sequence[Tensor]) -> None:

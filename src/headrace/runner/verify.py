@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headrace.kernels.accept_drafts import DraftSlots, Drawn, accept_drafts, ends_message
 from headrace.kernels.sample import Against, Odds
@@ -84,13 +85,13 @@ class Verifier:
         tokens: list[Tensor] = []
         scored: list[tuple[int, Scored]] = []
         counted, size, at = runs.slots, len(runs.slots), _places(runs)
-        against = self._against(runs, at)
+        against = self._against(runs, pad(at, (0, size % 2)))  # kernels are compiled apart for addresses not at 16 bytes
         for logits in self._by_place(hidden, at):  # [n, S, V]
             for x in logits:
                 if tokens:
                     counted = self._going_on(runs, counted, tokens[-1], len(tokens))
                 positions = runs.positions + (len(tokens) + 1)
-                drafts = against and against.part(len(tokens))
+                drafts = against and against.part((len(tokens), slice(size)))
                 drawn = self._sampler.tokens_at(x, runs.names, runs.slots, positions, counted, drafts)
                 if self._coin is not None and runs.most > 1:
                     following = (runs.last.long() + 1 + len(tokens)).clamp(max=len(runs.tokens) - 1)

@@ -57,6 +57,6 @@ class Against:
     drafts: Tensor
     places: Tensor
 
-    def part(self, rows: int | slice) -> Against:
-        """Of some rows; an index of the first dimension, if there are more of them."""
+    def part(self, rows: slice | tuple[int, slice]) -> Against:
+        """Of some rows; of one place in the first dimension, if there are two."""
         return Against(self.odds, self.drafts[rows], self.places[rows])
