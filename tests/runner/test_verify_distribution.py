@@ -2,7 +2,7 @@
 
 20,000 sequences over 8 tokens, a drafter far from the target, 0 to 3 drafts a row in one batch; verifications that are wrong as
 a control. Both ways to verify: by the target's own draw (sequences with a seed), and by what drafts were drawn from (free
-ones).
+ones). With a mask of the tokens that may follow, which drafts know nothing of, and without.
 Every test here that can fail by chance does at most once in 10^8 times, or twice.
 """
 
@@ -12,19 +12,22 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from headrace.kernels.accept_drafts import DraftSlots
-from headrace.kernels.sample import Features, Odds, SlotState, accept
+from headrace.kernels.forbid_tokens import TokenMasks
+from headrace.kernels.sample import Features, Odds, SlotState, accept, sample
 from headrace.kernels.sample.noise import gumbel, row_keys, uniform
 from headrace.kernels.sample.odds import ACCEPTING, RESIDUAL
 from headrace.kernels.sample.reference import probabilities
 from headrace.kernels.sample.slots import GENERATED_ONCE, RowParams
+from headrace.runner.allowed import AllowedTokens
 from headrace.runner.coin import Coin
 from headrace.runner.draft_batch import Runs
 from headrace.runner.draft_draw import DraftDraw
@@ -34,6 +37,8 @@ from headrace.runner.verify import Verifier
 VOCAB, SLOTS, PASSES, LENGTH, START, MOST = 8, 500, 40, 3, 0, 3
 _RNG = torch.Generator().manual_seed(7)
 TARGET, DRAFTER = (1.5 * torch.randn(2, VOCAB, VOCAB, generator=_RNG, dtype=torch.float64)).unbind()  # by the token before
+ALLOWED = torch.rand(VOCAB, VOCAB, generator=_RNG) < 0.5  # by the token before, which may follow itself
+ALLOWED |= torch.eye(VOCAB, dtype=torch.bool)
 CPU = torch.device("cpu")
 Joint = Counter[tuple[int, ...]]
 
@@ -47,6 +52,7 @@ class Options:
     presence: float = 0.0
     frequency: float = 0.0
     repetition: float = 1.0
+    masked: bool = False
 
     @property
     def features(self) -> Features:
@@ -67,7 +73,9 @@ class Options:
             for tokens, chance in found.items():
                 state.marks[0] = GENERATED_ONCE * torch.bincount(torch.tensor(tokens, dtype=torch.int64), minlength=VOCAB).int()
                 state.integers[0, 3] = length
-                following = probabilities(TARGET[tokens[-1] if tokens else START], state, 0)
+                before = tokens[-1] if tokens else START
+                gone = ~ALLOWED[before] if self.masked else torch.zeros(VOCAB, dtype=torch.bool)
+                following = probabilities(TARGET[before].masked_fill(gone, float("-inf")), state, 0)
                 longer |= {(*tokens, token): chance * float(p) for token, p in enumerate(following)}
             found = longer
         return found
@@ -77,19 +85,22 @@ OPTIONS = (
     Options(), Options(0.3), Options(0.7), Options(1.5), Options(top_k=3), Options(top_p=0.8), Options(min_p=0.15),
     Options(1.3, 6, 0.9, 0.02), Options(presence=0.9, frequency=0.6), Options(0.7, 5, repetition=1.6),
 )
+MASKED = tuple(replace(options, masked=True) for options in (OPTIONS[1], *OPTIONS[3:6], *OPTIONS[7:9]))
 
 
 class Sequences:
     """SLOTS sequences at a time, each in a slot of its own under a seed of its own. chance: a coin accepts instead. free: every
     so many sequences are, none if 0. masses: drafts from this one on are the drafter's likeliest tokens. heat: temperatures
-    that drafts are really drawn at, as multiples of those that their odds are told for.
+    that drafts are really drawn at, as multiples of those that their odds are told for. places: so many of a row have masks.
     """
 
     def __init__(
         self, options: Options, *, chance: float | None = None, still: bool = False, free: int = 0, masses: int = MOST,
-        heat: float = 1.0,
+        heat: float = 1.0, places: int = MOST + 1,
     ) -> None:
-        self.sampler = Sampler(SLOTS + 1, VOCAB, CPU, torch.float64)
+        self._allowed = AllowedTokens(lambda request: None, SLOTS + 1, MOST + 1, VOCAB, CPU) if options.masked else None
+        self._places = places
+        self.sampler = Sampler(SLOTS + 1, VOCAB, CPU, torch.float64, allowed=self._allowed)
         options.put(self.sampler.state)
         self.sampler._features = [options.features] * (SLOTS + 1)
         state = self.sampler.state
@@ -127,12 +138,21 @@ class Sequences:
         for place in range(MOST):
             tokens.append(self._draft(DRAFTER[tokens[-1]], starts, place))
         runs = self._runs(torch.stack(tokens, 1), counts, starts)
+        if self._allowed is not None:
+            self._mask(self._allowed.masks, torch.stack(tokens, 1), starts)
         results = list(self.verifier.draw(runs, TARGET[runs.tokens], deferred=False).results())
         if not starts.any():
             asked = zip(results, tokens[1].tolist(), counts.tolist(), strict=True)
             kept = [found[0] == draft for (found, _), draft, count in asked if count]
             self.firsts, self.accepted = self.firsts + len(kept), self.accepted + sum(kept)
         return results
+
+    def _mask(self, masks: TokenMasks, tokens: Tensor, starts: Tensor) -> None:
+        """Of each place that of the token before it, among tokens [S, 1 + MOST]."""
+        masks.words[:VOCAB, 0] = (ALLOWED.int() << torch.arange(VOCAB, dtype=torch.int32)).sum(1, dtype=torch.int32)
+        masks.places[:SLOTS, 0] = starts + 1
+        masks.places[:SLOTS, 1:] = -1
+        masks.places[:SLOTS, 1 : 1 + self._places] = tokens[:, : self._places]
 
     def _draft(self, scores: Tensor, starts: Tensor, place: int) -> Tensor:
         rows, draw = torch.arange(SLOTS), DraftDraw(self.sampler, self.odds, torch.arange(SLOTS), starts)
@@ -195,7 +215,7 @@ def drawn(options: Options, free: int, masses: int) -> tuple[Joint, Sequences]:
     return sequences.draw(), sequences
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS + MASKED, ids=str)
 @pytest.mark.parametrize(("free", "masses"), [(0, MOST), (1, MOST), (2, 2)], ids=("seeded", "free", "mixed"))
 def test_three_tokens_follow_the_exact_probabilities(options: Options, free: int, masses: int) -> None:
     """mixed: every second sequence is free, and has a point mass behind two drafts that are drawn."""
@@ -203,12 +223,41 @@ def test_three_tokens_follow_the_exact_probabilities(options: Options, free: int
     assert found.total() == SLOTS * PASSES and fits(found, options.joint())
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_masks_leave_some_of_what_drafts_are_drawn_from() -> None:
+    narrow = ALLOWED.sum(1) < VOCAB
+    kept = DRAFTER.softmax(1).where(ALLOWED, torch.zeros(1, dtype=torch.float64)).sum(1)[narrow]
+    assert int(narrow.sum()) > VOCAB // 2 and int(ALLOWED.sum(1).min()) > 1 and bool(narrow[START])
+    assert 0.02 < float(kept.min()) and float(kept.max()) < 0.98
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_masks_of_first_places_alone_are_noticed(free: int) -> None:
+    """Behind drafts, too, nothing may be drawn that is not allowed there."""
+    options = Options(masked=True)
+    assert not fits(Sequences(options, free=free, places=1).draw(), options.joint())
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_tokens_that_are_replaced_where_they_are_not_allowed_are_noticed(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replaced(self: Sampler, logits: Tensor, slots: Any, where: Tensor, positions: Tensor, against: Any = None) -> Tensor:
+        found = sample(logits, self.state, where, positions, [self._features[slot] for slot in slots], against)
+        self._forbid(logits, where, positions)
+        gone = logits.gather(1, found[:, None])[:, 0].isneginf()
+        return torch.where(gone, logits.argmax(1), found)
+
+    monkeypatch.setattr(Sampler, "tokens_of", replaced)
+    options = Options(masked=True)
+    assert not fits(Sequences(options, free=free).draw(), options.joint())
+
+
+@pytest.mark.parametrize("options", OPTIONS + MASKED, ids=str)
 def test_drafts_are_accepted_as_often_as_the_two_agree(options: Options) -> None:
     """sum min(p, q), q with the temperature and the limits of p: none of these penalties is on yet at the first token."""
     (_, sequences), state = drawn(options, 1, MOST), SlotState.allocate(1, VOCAB, CPU)
     options.put(state)
-    p, q = (probabilities(logits[START], state, 0) for logits in (TARGET, DRAFTER))
+    gone = ~ALLOWED[START] if options.masked else torch.zeros(VOCAB, dtype=torch.bool)
+    p = probabilities(TARGET[START].masked_fill(gone, float("-inf")), state, 0)
+    q = probabilities(DRAFTER[START], state, 0)
     chance = float(torch.minimum(p, q).sum())
     deviation = math.sqrt(chance * (1 - chance) / sequences.firsts)
     assert sequences.firsts > 14_000 and abs(sequences.accepted / sequences.firsts - chance) < 5.6 * deviation

@@ -249,7 +249,8 @@ def best_of_rest(
         logits, candidate, top, slot, wishes, numbers, bias_tokens, bias_values, marks, vocab, BIASES
     )
     left = best_left(candidate, mass, chance.to(tl.float64), total_of(ahead, shares, SHARES), seed, position)
-    best = tl.maximum(left, _winner(winners, shares, SHARES))
+    other = _winner(winners, shares, SHARES)
+    best = tl.maximum(left, tl.where(value_of(other) > float("-inf"), other, LOWEST))  # impossible tokens are no choice
     return tl.where(best == LOWEST, nothing_left(candidate, mass, draft), token_of(best))
 
 
