@@ -34,11 +34,11 @@ def make_decoder(**formats: LowBit) -> Decoder:
     return decoder
 
 
-def test_an_outline_has_a_layer_of_each_kind_and_the_last() -> None:
+def test_an_outline_has_a_layer_of_each_kind_and_the_first_and_the_last() -> None:
     decoder = make_decoder()
-    assert [decoder.layers[n] for n in (0, 3, 7)] == list(decoder.outline().layers) and len(decoder.layers) == 8
+    assert [decoder.layers[n] for n in (0, 1, 3, 7)] == list(decoder.outline().layers) and len(decoder.layers) == 8
     mixed = make_decoder(**{"layers.5.mlp.down": LowBit(4, 32)})
-    assert [mixed.layers[n] for n in (0, 3, 5, 7)] == list(mixed.outline().layers)
+    assert [mixed.layers[n] for n in (0, 1, 3, 5, 7)] == list(mixed.outline().layers)
     assert mixed.outline().head is mixed.head
 
 

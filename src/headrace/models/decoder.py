@@ -71,11 +71,13 @@ class Decoder(nn.Module):
                 module.tell_norms()
 
     def outline(self) -> Decoder:
-        """This decoder with one layer of each kind, and the last: its passes launch every kernel that whole ones launch."""
+        """This decoder with one layer of each kind, the first, whose norm stands alone, and the last: its passes launch every
+        kernel that whole ones launch.
+        """
         kinds: dict[object, nn.Module] = {}
         for spec, layer in zip(self.spec.layers, self.layers, strict=True):
             formats = tuple(module.format for module in layer.modules() if isinstance(module, Linear))
-            kinds.setdefault((spec, formats, layer is self.layers[-1]), layer)
+            kinds.setdefault((spec, formats, layer is self.layers[0], layer is self.layers[-1]), layer)
         found = copy.copy(self)
         found._modules = self._modules | {"layers": nn.ModuleList(kinds.values())}
         return found

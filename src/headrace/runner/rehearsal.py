@@ -22,7 +22,7 @@ from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
-from headrace.plan.workspace import SCORED_ROWS
+from headrace.plan.workspace import LOGIT_ROWS, SCORED_ROWS
 from headrace.runner.allowed import AllowedTokens
 from headrace.runner.batch import Packer
 from headrace.runner.copies import take_in
@@ -153,6 +153,9 @@ def _rehearse_drafts(
                 verifier.draw_in_turn(step.runs, hidden, deferred=True)
         if odds is not None and runs_triton(hidden):
             _rehearse_odds(sampler, odds, [logits(hidden[:rows]) for logits in ways])
+    for logits in ways:
+        for places in row_counts(min(LOGIT_ROWS, len(hidden))):
+            logits(hidden[:places])
     step = packer.pack(tuple(replace(row, drafts=()) for row in drafted), deferred=False)
     assert step.runs is not None
     for verifier in verifiers:
