@@ -13,6 +13,7 @@ from tests.support.tiny import make_tiny_checkpoint
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.cards import CARDS
 from headrace.plan.demo import demo_model_path
@@ -179,6 +180,9 @@ def test_the_most_that_fits_is_the_most() -> None:
         "qwen3.8-27b:w4a16 --gpu rtx3090 --cache-bytes 30000000000 --prefix-cache off",
         "qwen3.8-27b:w4a16 --gpu rtx3090,rtx3090 --cache-bytes 30000000000 --users 4",
         "qwen3.8-27b:w4a16 --gpu rtx3090 --memory-bytes 1000000000 --context 8192",
+        "qwen3.8-27b:w4a16 --gpu rtx3090 --context 40000 --users 2 --speculate mtp --verify-tokens 9 --draft-vocabulary 1024",
+        "qwen3.8-27b:w4a16 --gpu rtx3090 --context 90000 --draft-tokens 2",
+        "qwen3.8-27b:nvfp4 --gpu rtx3090 --context 131072 --kv-dtype int8",
     ],
 )
 def test_every_suggestion_fits(settings: str) -> None:
@@ -190,10 +194,10 @@ def test_every_suggestion_fits(settings: str) -> None:
         for name, value in suggestion["settings"].items():
             if name == "format":
                 model = f"{model.partition(':')[0]}:{value}"
+            elif value is None:
+                del asked[f"--{name}"]
             else:
                 asked[f"--{name}"] = str(value)
-        if suggestion["settings"].get("speculate"):
-            asked.pop("--draft-tokens", None)
         again = plan(" ".join([model, *(word for pair in asked.items() for word in pair)]))
         assert again["fits"], suggestion
         assert (again["context"], again["users"]) == (suggestion["context"], suggestion["users"])
@@ -201,12 +205,42 @@ def test_every_suggestion_fits(settings: str) -> None:
 
 
 def test_suggestions_are_of_all_kinds() -> None:
-    """Length, users, the type of keys and values, drafts."""
+    """Length, users, the type of keys and values, drafts, a vision tower that nobody asked for."""
     found = set()
-    for settings in ("--context 24576 --users 2 --speculate dflash", "--context 32768 --users 8"):
-        for suggestion in plan(f"qwen3.8-27b:w4a16 --gpu rtx3090 {settings} --vision off")["suggestions"]:
+    for settings in ("--context 36864 --speculate dflash --vision off", "--context 32768 --users 8", "--context 80000"):
+        for suggestion in plan(f"qwen3.8-27b:w4a16 --gpu rtx3090 {settings}")["suggestions"]:
             found |= suggestion["settings"].keys()
-    assert {"context", "users", "kv-dtype", "speculate"} <= found
+    assert {"context", "users", "kv-dtype", "speculate", "vision"} <= found
+
+
+def test_a_plan_is_tried_with_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random weights, in an engine that would not choose it by itself."""
+    tried: list[EngineConfig] = []
+
+    def verify_fit(model: str, config: EngineConfig, users: int | None) -> tuple[str, ...]:
+        tried.append(config)
+        return ()
+
+    monkeypatch.setattr("headrace.commands.verify_fit.verify_fit", verify_fit)
+    cases = (("--context 8192", "mtp", 4), ("--draft-tokens 2", "mtp", 2), ("--graphs off", "off", None))
+    for settings, speculate, drafts in cases:
+        assert plan(f"qwen3.8-27b:w4a16 --gpu h200 --verify-fit {settings}")["fits"]
+        assert (tried[-1].speculate, tried[-1].draft_tokens) == (speculate, drafts)
+
+
+def test_what_auto_decides_is_told_with_and_without_a_vision_tower() -> None:
+    """A tower that is planned and not served yet may cost the drafter; limits are those that auto can reach."""
+    answer = plan("qwen3.8-27b:w4a16 --vram-bytes 24600000000")
+    (note,) = (note for note in answer["notes"] if note.startswith("speculate: off: with mtp"))
+    assert "instead of" in note and "--speculate mtp has it nevertheless" in note
+    assert any("without the vision tower, as `serve` is so far: speculate: mtp, up to 4" in note for note in answer["notes"])
+    alone = plan("qwen3.8-27b:w4a16 --vram-bytes 24600000000 --vision off --users 2")
+    (reach,) = (note for note in alone["notes"] if "has room up to 2 x" in note)
+    most = int(reach.split()[-4])
+    assert 1024 < most < alone["max_context"]
+    for context, method in ((most, "speculate: mtp"), (alone["max_context"], "speculate: off")):
+        again = plan(f"qwen3.8-27b:w4a16 --vram-bytes 24600000000 --vision off --users 2 --context {context}")
+        assert again["fits"] and any(note.startswith(method) for note in again["notes"])
 
 
 def test_a_desktop_takes_what_it_is_said_to() -> None:

@@ -12,6 +12,8 @@ from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflas
 
 from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError
+from headrace.hardware import Hardware
+from headrace.plan.auto_drafter import Drafting, resolve_drafter
 from headrace.plan.drafters import NO_DRAFTER, RING_TOKENS, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.published import published_model
@@ -43,14 +45,15 @@ def test_a_drafter_of_full_context_has_room_for_the_longest_sequence(tmp_path: P
         assert found.bytes_per_sequence(DTYPES) == tokens * 2 * 2 * 2 * 8 * 2
 
 
-def test_auto_takes_the_drafter_that_is_given_if_it_fits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_takes_the_drafter_that_is_given_if_it_fits(tmp_path: Path) -> None:
     folder = write_dflash(tmp_path / "drafter", CONFIG, dflash_tensors(CONFIG))
-    config = EngineConfig(speculate="auto", drafter=str(folder))
-    assert drafter_for(MODEL, config, DTYPES) == drafter_memory(MODEL, "dflash", None, folder, DTYPES)
-    assert drafter_for(MODEL, EngineConfig(), DTYPES) == NO_DRAFTER and not caplog.records
+    config, cpu = EngineConfig(speculate="auto", drafter=str(folder)), Hardware("cpu", "CPU", 1 << 34, 1 << 34)
+    expected = drafter_memory(MODEL, "dflash", None, folder, DTYPES)
+    assert resolve_drafter(MODEL, config, cpu, DTYPES) == Drafting(expected)
     larger = replace(MODEL, spec=target(vocab_size=VOCABULARY + 5))
-    assert drafter_for(larger, config, DTYPES) == NO_DRAFTER
-    assert f"nothing is drafted: drafter {folder}: its vocab_size is 60, that of the target 65" in caplog.text
+    found = resolve_drafter(larger, config, cpu, DTYPES)
+    assert found.memory == NO_DRAFTER and found.broken
+    assert f"drafter {folder}: its vocab_size is 60, that of the target 65" in found.note
     with pytest.raises(CheckpointError, match="its vocab_size is 60, that of the target 65"):
         drafter_for(larger, replace(config, speculate="dflash"), DTYPES)
 

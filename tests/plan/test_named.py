@@ -73,5 +73,8 @@ def test_an_unknown_name_is_told_the_names(shipped: Path) -> None:
 
 def test_an_installation_without_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "SHIPPED", tmp_path)
-    with pytest.raises(CheckpointError, match="the lab model is not installed: .*lab is missing"):
+    with pytest.raises(CheckpointError, match="this headrace comes without the lab model: there is no .*lab$"):
+        NAMED["lab"]()
+    (tmp_path / "lab").mkdir()
+    with pytest.raises(CheckpointError, match=r"not all there: .*config\.json is missing; install headrace anew"):
         NAMED["lab"]()

@@ -35,14 +35,15 @@ def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted:
     def remake(request: Request) -> Plan:
         return make_plan(request, cards, models)
 
-    report = make_report(remake(Request(format, engine, settings)), remake)
+    planned = remake(Request(format, engine, settings))
+    report = make_report(planned, remake)
     found = models(format)
     facts = {
         "model": model,
         "parameters": count_parameters(model, found),
         "stored_bytes": sum(tensor.nbytes for tensor in found.checkpoint.tensors.values()),
     }
-    verified = _verified(model, engine, settings) if engine.verify_fit and report.fits else {}
+    verified = _verified(model, planned, settings) if engine.verify_fit and report.fits else {}
     if json_wanted:
         json.dump({**facts, **as_json(report), **verified}, sys.stdout, indent=2)
         print()
@@ -54,11 +55,11 @@ def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted:
     return report.fits
 
 
-def _verified(model: str, engine: EngineConfig, settings: PlanConfig) -> dict[str, tuple[str, ...]]:
+def _verified(model: str, plan: Plan, settings: PlanConfig) -> dict[str, tuple[str, ...]]:
     from headrace.commands.verify_fit import verify_fit  # an engine's process is not what a plan needs otherwise
 
     try:
-        return {"verify_fit": verify_fit(model, engine, settings.users)}
+        return {"verify_fit": verify_fit(model, plan.drafting.asked_for(plan.request.engine), settings.users)}
     except ConfigError as error:  # the plan is of the cards that were named, which need not be here
         raise ConfigError(f"--verify-fit, on this machine: {error}") from error
 
@@ -97,9 +98,8 @@ def _print(console: Console, facts: dict[str, object], report: Report) -> None:
         f"a token: {report.kv_bytes_per_token:,} bytes of keys and values; a sequence: {report.state_bytes_per_sequence:,} "
         f"bytes of state; drafting: {report.draft_bytes_per_token:,} a token, {report.draft_bytes_per_sequence:,} a sequence"
     )
-    most = "any number of" if report.max_users is None else report.max_users
-    console.print(f"most that fits: {report.max_context} tokens for {report.max_context_users} users, "
-                  f"{most} users of {report.context} tokens")
+    console.print(f"most that fits: {report.max_context} tokens for {_users(report.max_context_users)}, "
+                  f"{_users(report.max_users)} of {report.context} tokens")
     if report.predicted:
         _print_predicted(console, report.predicted)
     console.print("fits" if report.fits else f"does not fit: {report.why}")
@@ -120,13 +120,23 @@ def _print_predicted(console: Console, predicted: Predicted) -> None:
         console.print(f"  prefill, {each.tokens} tokens: {each.tokens_per_s:,.0f} tokens/s, {each.seconds:.2f} s")
 
 
+def _users(count: int | None) -> str:
+    return "any number of users" if count is None else f"{count} user{'' if count == 1 else 's'}"
+
+
 def _room(suggestion: Suggestion) -> str:
     if suggestion.at_once:
         return f"{suggestion.users} x {suggestion.context} tokens at once"
+    if suggestion.users == 1:
+        return f"one user of {suggestion.context} tokens"
     return f"{suggestion.users} users share {suggestion.capacity_tokens} tokens, at most {suggestion.context} each"
 
 
 def _flags(suggestion: Suggestion) -> str:
-    return " ".join(
-        f"the model in {value}" if name == "format" else f"--{name} {value}" for name, value in suggestion.settings.items()
-    )
+    return " ".join(_flag(name, value) for name, value in suggestion.settings.items())
+
+
+def _flag(name: str, value: object) -> str:
+    if value is None:
+        return f"(no --{name})"
+    return f"the model in {value}" if name == "format" else f"--{name} {value}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import DrafterMemory
 from headrace.plan.dtypes import Dtypes, resolve_dtypes
 from headrace.plan.execution import resolve_execution
+from headrace.plan.extras import Extras
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.prefix_cache import prefix_settings, staging_bytes
 from headrace.plan.speculation import drafter_extras
@@ -89,21 +91,17 @@ def build_engine(
     hardware = look()
     start.lap("PyTorch and the device")
     dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
-    chosen = OFF if drafter else resolve_drafter(model, config, hardware, dtypes)
-    drafting = chosen.memory
-    model = replace(model, spec=replace(model.spec, drafter=drafting.cache))
-    drafts, holders = drafter.most if drafter else drafting.drafts, partial(gpu_processes, hardware.uuid)
-    _check_synthetic_acceptance(config, drafts, masks=make_masks is not None)
-    extras = replace(drafter_extras(model, config, dtypes, drafting), masks=make_masks is not None)
-
-    def make(hardware: Hardware) -> Budget:
-        return make_budget(model.spec, model.weight_map, hardware, config, dtypes, drafts, extras)
-
-    hardware, budget = budget_beside_others(look, make, holders, config.wait_for_gpu)
+    make = partial(_settle, model, config, dtypes, drafter, Extras(masks=make_masks is not None))
+    hardware, settled = budget_beside_others(look, make, partial(gpu_processes, hardware.uuid), config.wait_for_gpu)
+    chosen, budget = settled.drafting, settled.budget
+    if chosen.broken:
+        logging.getLogger("headrace").warning("nothing is drafted: %s", chosen.why)
+    _check_synthetic_acceptance(config, budget.layout.drafts, masks=make_masks is not None)
+    model = replace(model, spec=replace(model.spec, drafter=chosen.memory.cache))
     if config.ssd_cache and not config.ram_cache_bytes:
         config = replace(config, ram_cache_bytes=staging_bytes(model.spec, budget.layout, config, dtypes, ram_bytes()))
     try:
-        drafted = Drafted(drafter, drafting, pace)
+        drafted = Drafted(drafter, chosen.memory, pace)
         core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafted, start, make_masks)
     except Exception as error:
         if not _is_out_of_memory(error):
@@ -114,6 +112,25 @@ def build_engine(
     if core.outlived:
         info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes)))
     return BuiltEngine(core, info, runner, start.memory(budget))
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What depends on the device's free memory."""
+
+    drafting: Drafting
+    budget: Budget
+
+
+def _settle(
+    model: Model, config: EngineConfig, dtypes: Dtypes, drafter: Drafter | None, beside: Extras, hardware: Hardware
+) -> _Settled:
+    """drafter: one on the host, instead of what the settings say. Raises ConfigError."""
+    drafting = OFF if drafter else resolve_drafter(model, config, hardware, dtypes, beside)
+    memory, spec = drafting.memory, replace(model.spec, drafter=drafting.memory.cache)
+    drafts = drafter.most if drafter else memory.drafts
+    extras = drafter_extras(model, config, dtypes, memory, beside)
+    return _Settled(drafting, make_budget(spec, model.weight_map, hardware, config, dtypes, drafts, extras))
 
 
 def _look(config: EngineConfig) -> Hardware:

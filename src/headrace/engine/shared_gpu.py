@@ -6,23 +6,24 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from headrace.errors import ConfigError
 from headrace.gpu_processes import GpuProcess, Holders
 from headrace.hardware import Hardware
-from headrace.plan.budget import Budget
 
 LOOK_EVERY_S = 0.5
 UNTOLD_SHARE = 0.05
 """Of a GPU's memory, what may be held without a word: about what the driver takes of the smallest."""
 _log = logging.getLogger("headrace")
+T = TypeVar("T")
 
 
 def budget_beside_others(
-    look: Callable[[], Hardware], make: Callable[[Hardware], Budget], holders: Holders, wait_s: float, *,
+    look: Callable[[], Hardware], make: Callable[[Hardware], T], holders: Holders, wait_s: float, *,
     clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-) -> tuple[Hardware, Budget]:
-    """The device and its budget; look: the device as it is now.
+) -> tuple[Hardware, T]:
+    """The device and what its budget is made of. look: the device as it is now; make: everything that depends on it.
 
     Where the budget would fit if nobody else held memory of the GPU, waits for that up to wait_s seconds. Raises ConfigError
     with the processes that hold the memory if it still does not fit then, and without at once if it never would.
@@ -47,7 +48,7 @@ def budget_beside_others(
         sleep(min(LOOK_EVERY_S, max(0.0, deadline - clock())))
 
 
-def _fits_alone(hardware: Hardware, make: Callable[[Hardware], Budget]) -> bool:
+def _fits_alone(hardware: Hardware, make: Callable[[Hardware], object]) -> bool:
     if hardware.kind != "cuda":
         return False
     try:

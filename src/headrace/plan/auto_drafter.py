@@ -1,13 +1,14 @@
-"""What `--speculate auto` means: the drafter that a checkpoint brings along, where it can only win and takes nothing that
-anybody would miss. Every other setting is taken as it is given.
+"""What `--speculate auto` means: the drafter that a checkpoint brings along, wherever what was asked for, and room for ordinary
+use, are left beside it. Every other setting is taken as it is given.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from headrace.cache.layout import CacheLayout
 from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError
 from headrace.hardware import Hardware
@@ -16,21 +17,32 @@ from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import resolve_execution
-from headrace.plan.mtp import mtp_head
+from headrace.plan.extras import NONE, Extras
 from headrace.plan.own_drafter import drafter_folder
-from headrace.plan.speculation import drafter_extras, drafter_for
+from headrace.plan.speculation import DRAFT_SETTINGS, check_drafts, drafter_extras, drafter_for
 
-LEAST_SHARE = 0.75
-"""Of the tokens that the cache holds, and of the sequences that run at once, where nobody asked for a number: as many are left
-with a drafter, or there is none."""
+LEAST_SEQS, LEAST_TOKENS = 4, 28_672
+"""Of what nobody asked for, so much is left with a drafter, or as much as without one: room for a person with a few agents, and
+for a document of 24,576 tokens with an answer of 4,096.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What an engine drafts with. why: of a choice that was made, a clause behind the method."""
+    """What an engine drafts with. why: of a choice that was made, a clause behind the method. broken: the checkpoint's drafter
+    cannot be used, which is worth a warning.
+    """
 
     memory: DrafterMemory
     why: str = ""
+    broken: bool = False
+
+    def asked_for(self, config: EngineConfig) -> EngineConfig:
+        """The same settings, for an engine that drafts so without a choice of its own."""
+        memory = self.memory
+        if memory.method == "off":
+            return replace(config, speculate="off", drafter=None)
+        return replace(config, speculate=memory.method, draft_tokens=memory.drafts - memory.extended)
 
     @property
     def note(self) -> str:
@@ -41,24 +53,37 @@ class Drafting:
 OFF = Drafting(NO_DRAFTER)
 
 
-def resolve_drafter(model: Model, config: EngineConfig, hardware: Hardware, dtypes: Dtypes) -> Drafting:
-    """Raises ConfigError and CheckpointError for a drafter that was asked for and is not to be had (`drafter_for`)."""
-    if config.speculate != "auto" or config.drafter:
+def resolve_drafter(
+    model: Model, config: EngineConfig, hardware: Hardware, dtypes: Dtypes, beside: Extras = NONE
+) -> Drafting:
+    """beside: what the engine holds beside decoder and drafter.
+
+    Raises ConfigError for settings of drafts that are wrong for every drafter, or for the one that would be taken, whether it
+    is taken or not; and what `drafter_for` raises for a drafter that was asked for.
+    """
+    check_drafts(model, config)
+    if config.speculate != "auto":
         return Drafting(drafter_for(model, config, dtypes))
     method = "dflash" if drafter_folder(model, config) else "mtp" if model.weight_map.kept else None
-    off = replace(config, speculate="off")
     if method is None:
-        why = "the checkpoint brings no drafter; --speculate lookup takes drafts from the sequence itself"
-        return Drafting(drafter_for(model, off, dtypes), why)
-    if why := _in_the_way(model, config, hardware, dtypes):
-        return Drafting(drafter_for(model, off, dtypes), why)
+        return off(config, "the checkpoint brings no drafter; --speculate lookup takes drafts from the sequence itself")
+    config = replace(config, speculate=method)
     try:
-        if method == "mtp":
-            mtp_head(model)
-        return _affordable(model, replace(config, speculate=method), hardware, dtypes)
-    except (CheckpointError, ConfigError) as error:
-        logging.getLogger("headrace").warning("nothing is drafted: %s", error)
-        return Drafting(NO_DRAFTER, str(error))
+        usual = drafter_for(model, config, dtypes)
+    except CheckpointError as error:
+        return off(config, str(error), broken=True)
+    if config.drafter:
+        return Drafting(usual)
+    if why := _in_the_way(model, config, hardware, dtypes):
+        return off(config, why)
+    return _affordable(_Engine(model, config, hardware, dtypes, beside), usual)
+
+
+def off(config: EngineConfig, why: str, *, broken: bool = False) -> Drafting:
+    """No drafter; settings of drafts have no effect then, which is told."""
+    given = [f"--{name.replace('_', '-')}" for name in DRAFT_SETTINGS if getattr(config, name) is not None]
+    unused = f"; {' and '.join(given)} {'has' if len(given) == 1 else 'have'} no effect" if given else ""
+    return Drafting(NO_DRAFTER, why + unused, broken)
 
 
 def _in_the_way(model: Model, config: EngineConfig, hardware: Hardware, dtypes: Dtypes) -> str:
@@ -73,54 +98,87 @@ def _in_the_way(model: Model, config: EngineConfig, hardware: Hardware, dtypes: 
     return ""
 
 
-def _affordable(model: Model, config: EngineConfig, hardware: Hardware, dtypes: Dtypes) -> Drafting:
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """All that a budget depends on but the drafter."""
+
+    model: Model
+    config: EngineConfig
+    hardware: Hardware
+    dtypes: Dtypes
+    beside: Extras
+
+    def budget(self, memory: DrafterMemory) -> Budget:
+        """Raises ConfigError if it does not fit."""
+        return self._budget(self.config, memory)
+
+    def holds_all(self, memory: DrafterMemory) -> bool:
+        """Whether all sequences that are asked for can have the context that is asked for at once, if nothing else is kept."""
+        config, (context, seqs) = self.config, (self.config.context, self.config.max_seqs)
+        assert context and seqs
+        if config.gpu_checkpoint_bytes is None:
+            config = replace(config, gpu_checkpoint_bytes=0)
+        try:
+            layout = self._budget(config, memory).layout
+        except ConfigError:
+            return False
+        return _full_pages(layout, math.inf) >= seqs * -(-context // layout.page_tokens)
+
+    def _budget(self, config: EngineConfig, memory: DrafterMemory) -> Budget:
+        model = self.model
+        spec = replace(model.spec, drafter=memory.cache)
+        extras = drafter_extras(model, config, self.dtypes, memory, self.beside)
+        return make_budget(spec, model.weight_map, self.hardware, config, self.dtypes, memory.drafts, extras)
+
+    def fewer(self, usual: DrafterMemory) -> Iterator[DrafterMemory]:
+        """Half as many drafts, and half of those, where no number was asked for."""
+        drafts = usual.drafts if self.config.draft_tokens is None and self.config.verify_tokens is None else 1
+        while drafts > 1:
+            drafts = -(-drafts // 2)
+            yield drafter_for(self.model, replace(self.config, draft_tokens=drafts), self.dtypes)
+
+
+def _affordable(engine: _Engine, usual: DrafterMemory) -> Drafting:
     """With as many drafts as leave what was asked for, and enough of the rest; without if none do."""
-    usual = drafter_for(model, config, dtypes)
+    config = engine.config
     try:
-        without = _budget(model, config, hardware, dtypes, NO_DRAFTER)
-    except ConfigError:  # nothing fits: the engine says why
-        return OFF
+        without = engine.budget(NO_DRAFTER)
+    except ConfigError:
+        return off(config, "there is no room for what is asked for without a drafter either")
+    all_at_once = bool(config.context and config.max_seqs) and engine.holds_all(NO_DRAFTER)
     first = ""
-    for memory in (usual, *_fewer(model, config, dtypes, usual)):
-        missed = _missed(model, config, hardware, dtypes, memory, without)
+    for memory in (usual, *engine.fewer(usual)):
+        missed = _missed(engine, memory, without, all_at_once=all_at_once)
         if not missed:
             return Drafting(memory, first and f"fewer than {usual.drafts}, with which {first}")
         first = first or missed
-    return Drafting(NO_DRAFTER, f"with {usual.method} {first}; --speculate {usual.method} has it nevertheless")
+    return off(config, f"with {usual.method} {first}; --speculate {usual.method} has it nevertheless")
 
 
-def _fewer(model: Model, config: EngineConfig, dtypes: Dtypes, usual: DrafterMemory) -> Iterator[DrafterMemory]:
-    """Half as many drafts, and half of those, where no number was asked for."""
-    drafts = usual.drafts if config.draft_tokens is None and config.verify_tokens is None else 1
-    while drafts > 1:
-        drafts = -(-drafts // 2)
-        yield drafter_for(model, replace(config, draft_tokens=drafts), dtypes)
-
-
-def _missed(
-    model: Model, config: EngineConfig, hardware: Hardware, dtypes: Dtypes, memory: DrafterMemory, without: Budget
-) -> str:
-    """What a user would miss; empty if nothing."""
+def _missed(engine: _Engine, memory: DrafterMemory, without: Budget, *, all_at_once: bool) -> str:
+    """What a user would miss; empty if nothing. all_at_once: whether there is room for all that is asked for without drafts."""
+    config = engine.config
     try:
-        found = _budget(model, config, hardware, dtypes, memory)
+        found = engine.budget(memory)
     except ConfigError as error:
         return f"it does not fit: {error}"
-    if config.max_seqs is None and found.max_seqs < LEAST_SHARE * without.max_seqs:
-        return f"{found.max_seqs} sequences run at once instead of {without.max_seqs}"
+    if all_at_once and not engine.holds_all(memory):
+        return f"{config.max_seqs} sequences of {config.context:,} tokens do not fit at once"
+    if config.max_seqs is None and found.max_seqs < min(LEAST_SEQS, without.max_seqs):
+        return f"{found.max_seqs} sequences run at once instead of {without.max_seqs}, fewer than {LEAST_SEQS}"
     has, had = _tokens(found), _tokens(without)
-    asked = config.context * config.max_seqs if config.context and config.max_seqs else None
-    if has < min(had, LEAST_SHARE * had if asked is None else asked):
-        return f"the cache holds {has:,} tokens instead of {had:,}"
+    if config.context is None and has < min(LEAST_TOKENS, had):
+        return f"the cache holds {has:,} tokens instead of {had:,}, fewer than {LEAST_TOKENS:,}"
     return ""
 
 
 def _tokens(budget: Budget) -> int:
-    """That the pages of full context hold; as many as all sequences may have where no layer needs any."""
-    layout, most = budget.layout, budget.context * budget.max_seqs
-    full = [count for group, count in zip(layout.groups, layout.pages, strict=True) if group.window is None]
-    return min(most, min(full) * layout.page_tokens) if full else most
+    """That the cache holds; as many as all sequences may have where no layer needs any pages."""
+    most = budget.context * budget.max_seqs
+    return int(min(most, _full_pages(budget.layout, most) * budget.layout.page_tokens))
 
 
-def _budget(model: Model, config: EngineConfig, hardware: Hardware, dtypes: Dtypes, memory: DrafterMemory) -> Budget:
-    spec, extras = replace(model.spec, drafter=memory.cache), drafter_extras(model, config, dtypes, memory)
-    return make_budget(spec, model.weight_map, hardware, config, dtypes, memory.drafts, extras)
+def _full_pages(layout: CacheLayout, without: float) -> float:
+    """Pages of full context, or `without` where no layer has that."""
+    full = (count for group, count in zip(layout.groups, layout.pages, strict=True) if group.window is None)
+    return min(full, default=without)

@@ -24,7 +24,6 @@ from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
 from headrace.plan.mtp import mtp_cache, mtp_head
 from headrace.plan.weight_memory import weight_bytes, widening_bytes
-from headrace.types import MOST_DRAFTS
 
 Method = Literal["off", "lookup", "mtp", "dflash"]
 RING_TOKENS = 64
@@ -99,10 +98,6 @@ def drafter_memory(
     """drafts: None takes the drafter's usual number. context: the longest sequence, None for the model's own limit. Raises
     ConfigError for a drafter that there is not, CheckpointError for tensors that are missing or do not fit.
     """
-    if drafts is not None and drafts < 1:
-        raise ConfigError(f"draft_tokens must be 1 or more, not {drafts}; --speculate off drafts nothing")
-    if drafts is not None and drafts > MOST_DRAFTS:
-        raise ConfigError(f"draft_tokens must be {MOST_DRAFTS} or less, not {drafts}: a row has a token more")
     if folder is not None and method != "dflash":
         raise ConfigError(f"--drafter {folder} is for --speculate dflash, not {method}")
     most_tokens = context or model.spec.max_context

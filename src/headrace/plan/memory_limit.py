@@ -11,8 +11,8 @@ from headrace.plan.cache_needs import CacheNeeds
 
 DEFAULT_MAX_SEQS = 64
 DEFAULT_GPU_FRACTION = 0.97
-"""Of a card. All that the engine takes is a line, within 1 % of what was measured, and nothing is taken after the start: what is
-left is for a driver that takes more, on a card that nobody measured, and for programs beside the engine.
+"""Of a card. All that the engine takes is a line, within 1 % of what was measured, and nothing is taken after the start. What
+is left is for a driver that takes more, on a card that nobody measured, and for programs beside the engine.
 """
 CPU_CACHE_SHARE = 4
 """On a CPU the cache takes at most one part in this many of the RAM, unless told otherwise."""

@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware, driver_and_gpus, ram_bytes
-from headrace.plan.auto_drafter import Drafting, resolve_drafter
+from headrace.plan.auto_drafter import Drafting, off, resolve_drafter
 from headrace.plan.cards import Card, card, card_of_driver
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
 from headrace.plan.engine_settings import check_settings
-from headrace.plan.extras import BudgetLine
-from headrace.plan.fit import NO_LIMIT_BYTES, Case, outcome
+from headrace.plan.extras import BudgetLine, Extras
+from headrace.plan.fit import NO_LIMIT_BYTES, Case
 from headrace.plan.host_memory import check_host_memory
-from headrace.plan.speculation import drafter_extras, drafter_for
+from headrace.plan.speculation import check_drafts, drafter_extras
 from headrace.plan.stages import split
 from headrace.plan.state_memory import state_bytes_per_sequence
 
 ANY_CARD = Card("card", NO_LIMIT_BYTES)
+VISION_LINE = "weights vision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,17 @@ class Request:
     engine: EngineConfig
     plan: PlanConfig
 
+    @property
+    def decides(self) -> bool:
+        """Whether a drafter is taken only if there is room for one."""
+        return self.engine.speculate == "auto" and not self.engine.drafter
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request worked out: what fits is asked of `case`."""
+    """A request worked out: what fits is asked of `case`, and the most that fits of `limits`: auto goes without a drafter where
+    there is no room for one.
+    """
 
     request: Request
     model: Model
@@ -43,6 +51,7 @@ class Plan:
     dtypes: Dtypes
     drafting: Drafting
     case: Case
+    limits: Case
 
     @property
     def drafter(self) -> DrafterMemory:
@@ -101,40 +110,40 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     dtypes = resolve_dtypes(request.engine, devices[0], model.checkpoint.dtype)
     if settings.kv_scales == "one" and not has_scales(dtypes.kv):
         raise ConfigError("--kv-scales one is for --kv-dtype fp8 and int8")
-    drafting = _drafting(model, request, devices, dtypes)
-    made = _with(drafting, model, request, cards, devices, dtypes)
-    if request.engine.speculate == "auto" and made.drafter.method != "off" and not _fits(made):
-        off = Drafting(NO_DRAFTER, f"with {made.drafter.method} it does not fit")
-        without = _with(off, model, request, cards, devices, dtypes)
-        return without if _fits(without) else made
-    return made
+    beside = Extras(_vision(model, settings), one_scale=settings.kv_scales == "one")
+    drafting = _drafting(model, request, devices, dtypes, beside)
+    case = _case(model, request, devices, dtypes, drafting.memory, beside)
+    limits = _case(model, request, devices, dtypes, NO_DRAFTER, beside) if request.decides else case
+    return Plan(request, model, tuple(cards), dtypes, drafting, case, limits)
 
 
-def _drafting(model: Model, request: Request, devices: Sequence[Hardware], dtypes: Dtypes) -> Drafting:
+def served_drafting(plan: Plan) -> Drafting:
+    """Of an engine of today, which leaves out a vision tower that is planned."""
+    one_scale = plan.request.plan.kv_scales == "one"
+    devices = [stage.hardware for stage in plan.case.stages]
+    return _drafting(plan.model, plan.request, devices, plan.dtypes, Extras(one_scale=one_scale))
+
+
+def _drafting(
+    model: Model, request: Request, devices: Sequence[Hardware], dtypes: Dtypes, beside: Extras
+) -> Drafting:
     """As an engine on the first card decides it, for so many users."""
     engine = replace(request.engine, max_seqs=request.plan.users)
-    if engine.speculate == "auto" and not engine.drafter and len(devices) > 1:
-        memory = drafter_for(model, replace(request.engine, speculate="off"), dtypes)
-        return Drafting(memory, "over several cards drafts are planned if they are asked for")
-    return resolve_drafter(model, engine, devices[0], dtypes)
+    if request.decides and len(devices) > 1:
+        check_drafts(model, engine)
+        return off(engine, "over several cards drafts are planned if they are asked for")
+    return resolve_drafter(model, engine, devices[0], dtypes, beside)
 
 
-def _fits(plan: Plan) -> bool:
-    return outcome(plan.case, plan.request.engine.context, plan.request.plan.users).fits
-
-
-def _with(
-    drafting: Drafting, model: Model, request: Request, cards: Sequence[Card], devices: Sequence[Hardware], dtypes: Dtypes
-) -> Plan:
-    drafter, settings = drafting.memory, request.plan
-    extras = replace(drafter_extras(model, request.engine, dtypes, drafter), one_scale=settings.kv_scales == "one")
-    spec = replace(model.spec, drafter=drafter.cache)
-    stages = split(spec, model.weight_map, devices, dtypes, _vision(model, settings), extras)
-    engine = request.engine
+def _case(
+    model: Model, request: Request, devices: Sequence[Hardware], dtypes: Dtypes, drafter: DrafterMemory, beside: Extras
+) -> Case:
+    engine, last = request.engine, replace(beside, lines=())
+    extras = drafter_extras(model, replace(engine, max_seqs=request.plan.users), dtypes, drafter, last)
+    stages = split(replace(model.spec, drafter=drafter.cache), model.weight_map, devices, dtypes, beside.lines, extras)
     if engine.gpu_checkpoint_bytes is not None:
         engine = replace(engine, gpu_checkpoint_bytes=engine.gpu_checkpoint_bytes // len(stages))
-    case = Case(stages, engine, dtypes, drafter.drafts, model.spec.max_context)
-    return Plan(request, model, tuple(cards), dtypes, drafting, case)
+    return Case(stages, engine, dtypes, drafter.drafts, model.spec.max_context)
 
 
 def _hardware(each: Card, request: Request) -> Hardware:
@@ -156,4 +165,4 @@ def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
         return ()
     stored = sum(model.checkpoint.tensors[name].nbytes for name in names)
     why = f"{len(names)} tensors of the vision tower, which `serve` leaves out so far (--vision off)"
-    return (BudgetLine("weights vision", stored, why),)
+    return (BudgetLine(VISION_LINE, stored, why),)

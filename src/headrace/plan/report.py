@@ -14,7 +14,7 @@ from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Outcome, limit_bytes, longest_context, most_users, outcome
 from headrace.plan.host_memory import host_note
 from headrace.plan.memory_limit import reserve_why
-from headrace.plan.planner import Plan
+from headrace.plan.planner import VISION_LINE, Plan, served_drafting
 from headrace.plan.predict import Predicted, predict
 from headrace.plan.suggest import Remake, Suggestion, suggestions
 
@@ -74,9 +74,9 @@ def make_report(plan: Plan, remake: Remake) -> Report:
         draft_bytes_per_sequence=drafted.bytes_per_sequence(plan.dtypes),
         checkpoint_bytes=plan.checkpoint_bytes,
         capacity_tokens=_capacity(plan, found),
-        max_context=longest_context(plan.case, settings.users or 1),
+        max_context=longest_context(plan.limits, settings.users or 1),
         max_context_users=settings.users or 1,
-        max_users=most_users(plan.case, found.context),
+        max_users=most_users(plan.limits, found.context),
         predicted=predict(plan, found.context, found.capacity_tokens) if found.fits else None,
         suggestions=() if found.fits else suggestions(plan, remake),
         notes=tuple(_notes(plan, found)),
@@ -121,7 +121,9 @@ def _capacity(plan: Plan, found: Outcome) -> int:
 def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     settings, format = plan.request.plan, plan.request.format
     yield from plan.dtypes.notes
-    if found.at_once:
+    if found.users == 1:
+        yield f"users: one, of {found.context} tokens"
+    elif found.at_once:
         yield f"users: each of {found.users} has {found.context} tokens at once"
     else:
         yield f"users: {found.users} share {found.capacity_tokens} tokens, at most {found.context} each"
@@ -129,6 +131,7 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
         layers = " + ".join(str(len(stage.spec.layers)) for stage in plan.case.stages)
         yield f"cards: {layers} layers, one run for each card in order; `serve` uses one card so far, this is arithmetic"
     yield plan.drafting.note
+    yield from _on_drafting(plan)
     if plan.request.engine.ram_cache_bytes:
         layouts = [budget.layout for budget in found.budgets]
         yield host_note(layouts, plan.request.engine, plan.dtypes, plan.checkpoint_bytes, ram_bytes())
@@ -139,3 +142,17 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
         yield "kv-scales: one for all is planned; `serve` keeps one for each token and head"
     if format in ("nvfp4", "fp8"):
         yield f"weights: {format} is planned; `serve` does not read it yet"
+
+
+def _on_drafting(plan: Plan) -> Iterator[str]:
+    """Of a choice: how far it reaches, and where `serve` chooses otherwise since it has no vision tower."""
+    if not plan.request.decides:
+        return
+    users = plan.request.plan.users or 1
+    if plan.drafter.method != "off":
+        most = longest_context(plan.case, users)
+        yield f"speculate: {plan.drafter.method} has room up to {users} x {most} tokens at once"
+    if any(line.name == VISION_LINE for line in plan.case.stages[0].extras.lines):
+        served = served_drafting(plan)
+        if served.memory != plan.drafter:
+            yield f"without the vision tower, as `serve` is so far: {served.note}"

@@ -14,8 +14,9 @@ from typing import Any
 from headrace.plan.dtypes import itemsize
 from headrace.plan.fit import limit_bytes, longest_context, most_users, outcome
 from headrace.plan.memory_limit import memory_limit
-from headrace.plan.planner import Plan, Request
+from headrace.plan.planner import VISION_LINE, Plan, Request
 from headrace.plan.published import FORMATS
+from headrace.plan.speculation import DRAFT_SETTINGS
 
 MOST_CHANGES = 3
 MOST_SUGGESTIONS = 8
@@ -24,7 +25,8 @@ Remake = Callable[[Request], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """settings: what to give instead, by flag ("context", "kv-dtype"; "format" is the name's, behind the colon).
+    """settings: what to give instead, by flag ("context", "kv-dtype"; "format" is the name's, behind the colon), None for what
+    is to be left out.
 
     at_once: every user has `context` tokens; otherwise users share capacity_tokens, and none has more than `context`.
     """
@@ -48,7 +50,7 @@ class _Change:
 
 def suggestions(plan: Plan, remake: Remake) -> tuple[Suggestion, ...]:
     """For a plan that does not fit. remake: the plan of a changed request."""
-    changes = [*_memory(plan), *_types(plan), *_drafts(plan), *_checkpoints(plan), *_formats(plan)]
+    changes = [*_vision(plan), *_memory(plan), *_types(plan), *_drafts(plan), *_checkpoints(plan), *_formats(plan)]
     found: list[Suggestion] = []
     for count in range(1, MOST_CHANGES + 1):
         enough = bool(found)
@@ -74,10 +76,7 @@ def _asked(plan: Plan) -> tuple[int | None, int | None]:
 def _with_changes(plan: Plan, remake: Remake, changes: list[_Change], count: int) -> Iterator[Suggestion]:
     """So many changes, with the context and the users as asked for."""
     for chosen in _choices(changes, count):
-        changed = _changed(plan, remake, chosen)
-        found = outcome(changed.case, *_asked(plan))
-        if found.fits:
-            yield _suggestion(changed, chosen, {}, *_asked(plan))
+        yield from _tried(_changed(plan, remake, chosen), chosen, {})
 
 
 def _with_less(plan: Plan, remake: Remake, changes: list[_Change], count: int) -> Iterator[Suggestion]:
@@ -85,11 +84,15 @@ def _with_less(plan: Plan, remake: Remake, changes: list[_Change], count: int) -
     context, users = _asked(plan)
     for chosen in _choices(changes, count):
         changed = _changed(plan, remake, chosen)
-        if context and 1 < (longest := longest_context(changed.case, users or 1)) < context:
-            yield _suggestion(changed, chosen, {"context": longest}, longest, users or 1)
-        if (context or users) and (fewer := most_users(changed.case, context or plan.case.config.page_tokens)):
+        if context and 1 < (longest := longest_context(changed.limits, users or 1)) < context:
+            yield from _tried(remake(_with(changed.request, longest, users)), chosen, {"context": longest})
+        if (context or users) and (fewer := most_users(changed.limits, context or plan.case.config.page_tokens)):
             if users is None or fewer < users:
-                yield _suggestion(changed, chosen, {"users": fewer}, context, fewer)
+                yield from _tried(remake(_with(changed.request, context, fewer)), chosen, {"users": fewer})
+
+
+def _with(request: Request, context: int | None, users: int | None) -> Request:
+    return replace(request, engine=replace(request.engine, context=context), plan=replace(request.plan, users=users))
 
 
 def _choices(changes: list[_Change], count: int) -> Iterator[tuple[_Change, ...]]:
@@ -105,13 +108,13 @@ def _changed(plan: Plan, remake: Remake, chosen: tuple[_Change, ...]) -> Plan:
     return remake(request) if chosen else plan
 
 
-def _suggestion(
-    plan: Plan, chosen: tuple[_Change, ...], less: Mapping[str, int], context: int | None, users: int | None
-) -> Suggestion:
-    found = outcome(plan.case, context, users)
-    settings = {name: value for change in chosen for name, value in change.settings.items()} | dict(less)
-    total_bytes = sum(budget.total_bytes for budget in found.budgets)
-    return Suggestion(settings, found.context, found.users, found.at_once, found.capacity_tokens, total_bytes)
+def _tried(plan: Plan, chosen: tuple[_Change, ...], less: Mapping[str, int]) -> Iterator[Suggestion]:
+    """The plan of a request that was changed so, if it fits."""
+    found = outcome(plan.case, *_asked(plan))
+    if found.fits:
+        settings = {name: value for change in chosen for name, value in change.settings.items()} | dict(less)
+        total_bytes = sum(budget.total_bytes for budget in found.budgets)
+        yield Suggestion(settings, found.context, found.users, found.at_once, found.capacity_tokens, total_bytes)
 
 
 def _memory(plan: Plan) -> Iterator[_Change]:
@@ -137,21 +140,31 @@ def _types(plan: Plan) -> Iterator[_Change]:
 
 
 def _drafts(plan: Plan) -> Iterator[_Change]:
-    """Fewer drafts, the checkpoint's own head instead of a drafter, none."""
+    """Fewer drafts, the checkpoint's own head instead of a drafter, none: of a drafter that was asked for."""
     method = plan.drafter.method
-    if method == "off":
+    if method == "off" or plan.request.decides:
         return
-    if plan.drafter.drafts > 1:
+    if plan.drafter.drafts > 1 and plan.request.engine.verify_tokens is None:
         yield _engine("drafts", "draft-tokens", 1)
     if method == "dflash" and plan.model.weight_map.kept:
-        settings = {"speculate": "mtp"}
-        yield _Change("drafts", settings, lambda request: _without_drafter(request, "mtp"))
-    yield _Change("drafts", {"speculate": "off"}, lambda request: _without_drafter(request, "off"))
+        yield _instead(plan, "mtp")
+    yield _instead(plan, "off")
 
 
-def _without_drafter(request: Request, method: str) -> Request:
-    engine = replace(request.engine, speculate=method, drafter=None, draft_tokens=None, verify_tokens=None)
-    return replace(request, engine=engine)
+def _instead(plan: Plan, method: str) -> _Change:
+    """Another drafter. What is for the one that was asked for is left out: its value is None."""
+    without = {name: None for name in ("drafter", *DRAFT_SETTINGS) if getattr(plan.request.engine, name) is not None}
+    settings = {"speculate": method, **{name.replace("_", "-"): None for name in without}}
+    return _Change("drafts", settings, lambda request: replace(
+        request, engine=replace(request.engine, speculate=method, **without)  # type: ignore[arg-type]
+    ))
+
+
+def _vision(plan: Plan) -> Iterator[_Change]:
+    """Without the tower, which is planned if nobody says otherwise."""
+    if plan.request.plan.vision == "auto" and any(line.name == VISION_LINE for line in plan.case.stages[0].extras.lines):
+        settings = {"vision": "off"}
+        yield _Change("vision", settings, lambda request: replace(request, plan=replace(request.plan, vision="off")))
 
 
 def _checkpoints(plan: Plan) -> Iterator[_Change]:
