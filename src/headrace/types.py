@@ -34,7 +34,8 @@ class SamplingParams:
 
     The order of operations on one position's logits: logit_bias, repetition / presence / frequency penalty, EOS and
     stop ids masked until `min_tokens`, temperature, top_k, top_p, min_p, then a Gumbel-max draw with noise keyed by
-    (seed, position, token id). Reported log-probabilities are those of the model's own logits, before any of these.
+    (seed, position, token id). Reported log-probabilities are those of the model's own logits, before any of these; where a
+    mask says which tokens are allowed, of these alone.
 
     n: independent completions. seed: None draws one. temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, min_p: 1.0 and
     0.0 are off. presence_penalty and frequency_penalty count generated tokens; repetition_penalty counts prompt and
