@@ -16,10 +16,13 @@ import pytest
 from tests.engine.test_prefix_cache import CASES, CHUNKS, SETTINGS, Case
 from tests.support.server_process import ServerProcess
 from tests.support.tiny import make_tiny_checkpoint
+from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 
 from headrace.cache.ssd import SsdStore
 from headrace.cache.ssd.disk import Disk
+from headrace.config import EngineConfig
 from headrace.engine.core import PendingStep
+from headrace.engine.model_source import find_model
 from headrace.errors import ConfigError, HeadraceError
 from headrace.llm import LLM
 from headrace.plan import prefix_cache
@@ -114,6 +117,27 @@ def test_a_restart_goes_on_where_it_was(checkpoint: Path, tmp_path: Path) -> Non
         assert [each.tokens for each in found] == [each.tokens for each in cold[:turns]]
         assert turns == 1 or found[0].cached_tokens >= 60 - 16
         assert turns < 3 or found[turns - 2].cached_tokens >= found[turns - 2].prompt_tokens - 10
+
+
+@pytest.mark.parametrize("order", [("off", "mtp"), ("mtp", "off"), ("mtp", "mtp"), ("dflash", "mtp"), ("off", "dflash")])
+def test_engines_with_and_without_a_drafter_share_what_is_the_models(tmp_path: Path, order: tuple[str, str]) -> None:
+    """auto may come out another way after a restart. Drafts are as good as ever only if their drafter's part is there."""
+    path = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=4, mtp=True)
+    config = dflash_config(find_model(path, EngineConfig()).spec.vocab_size)
+    write_dflash(path / "drafter", config, dflash_tensors(config))
+    with engine(path, prefix_cache="off", speculate="off") as llm:
+        cold = conversation(llm, 2, 1)
+    found = []
+    for speculate in order:
+        with engine(path, speculate=speculate, ssd_cache=str(tmp_path / "ssd")) as llm:
+            found.append(conversation(llm, 2, 1))
+            stats = llm._core.stats()
+        assert [each.tokens for each in found[-1]] == [each.tokens for each in cold]
+    first, later = (turns[0] for turns in found)
+    assert first.cached_tokens == 0 and later.cached_tokens >= 60 - 16
+    shared = order[0] == order[1] or order[1] == "off"
+    assert dict(stats.ssd_misses).get("drafter", 0) == 0 if shared else dict(stats.ssd_misses)["drafter"] > 0
+    assert not shared or order[1] == "off" or found[1][1].accepted_tokens == found[0][1].accepted_tokens
 
 
 def test_another_model_or_type_of_the_same_directory_is_a_miss(checkpoint: Path, tmp_path: Path) -> None:

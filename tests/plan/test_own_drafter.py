@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflas
 from headrace import LLM, SamplingParams
 from headrace.config import EngineConfig
 from headrace.engine.model_source import find_model
-from headrace.engine.ssd_cache import _drafter_part
+from headrace.engine.ssd_cache import _drafter_digest
 from headrace.errors import ConfigError
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import NO_DRAFTER, drafter_memory
@@ -80,10 +81,11 @@ def test_what_it_keeps_on_disk_is_its_own(model: Model, tmp_path: Path) -> None:
     drafting = {method: replace(model, spec=replace(model.spec, drafter=cache)) for method, cache in kept.items()}
     config = dflash_config(model.spec.vocab_size)
     same, other = (write_dflash(tmp_path / str(seed), config, dflash_tensors(config, seed)) for seed in (0, 1))
-    own = _drafter_part(drafting["dflash"], EngineConfig())
-    assert own == _drafter_part(drafting["dflash"], EngineConfig(drafter=str(same)))
-    assert own != _drafter_part(drafting["dflash"], EngineConfig(drafter=str(other)))
+    own = _drafter_digest(drafting["dflash"], EngineConfig())
+    assert own == _drafter_digest(drafting["dflash"], EngineConfig(drafter=str(same)))
+    assert own != _drafter_digest(drafting["dflash"], EngineConfig(drafter=str(other)))
     (model.checkpoint.path / "drafter" / "config.json").unlink()
-    assert own != _drafter_part(drafting["dflash"], EngineConfig())
-    head = _drafter_part(drafting["mtp"], EngineConfig())
-    assert head and head.endswith(" "), "the head is in the model's files"
+    assert own != _drafter_digest(drafting["dflash"], EngineConfig())
+    head = _drafter_digest(drafting["mtp"], EngineConfig())
+    assert head == hashlib.sha256(f"{kept['mtp']} ".encode()).digest(), "the head is in the model's files"
+    assert _drafter_digest(model, EngineConfig()) is None

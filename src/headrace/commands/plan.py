@@ -103,6 +103,8 @@ def _print(console: Console, facts: dict[str, object], report: Report) -> None:
     if report.predicted:
         _print_predicted(console, report.predicted)
     console.print("fits" if report.fits else f"does not fit: {report.why}")
+    if not report.fits and not report.suggestions:
+        console.print("  nothing near it would fit: fewer users, shorter contexts, smaller types and weights were tried")
     for suggestion in report.suggestions:
         console.print(f"  would fit: {_flags(suggestion)} ({_room(suggestion)}, {size(suggestion.total_bytes)})")
 

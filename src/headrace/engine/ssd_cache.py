@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cache.layout import cache_groups
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.ssd import SsdSettings as StoreSettings
 from headrace.cache.ssd import SsdStore
@@ -13,7 +15,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.plan.checkpoint import Model
-from headrace.plan.dtypes import Dtypes
+from headrace.plan.dtypes import Dtypes, token_bytes
 from headrace.plan.fingerprint import cache_fingerprint, weights_digest
 from headrace.plan.hf_directory import open_directory
 from headrace.plan.own_drafter import drafter_folder
@@ -46,24 +48,27 @@ def ssd_settings(
     store: SsdStore, pools: HostPools | None, model: Model, config: EngineConfig, dtypes: Dtypes, hardware: Hardware,
     prefixes: PrefixSettings,
 ) -> SsdSettings:
-    """What the scheduler is told of it."""
+    """What the scheduler is told of it. Entries and their fingerprint are the model's alone, whatever drafts: whether there is
+    a drafter may follow from the memory that is free at a start.
+    """
     from headrace.runner.ssd_copies import SsdCopies
 
     assert pools is not None and prefixes.host is not None
-    block = block_pages(sum(prefixes.page_bytes))
+    layout = replace(prefixes.host, groups=cache_groups(replace(model.spec, drafter=None)))
+    block = block_pages(sum(layout.page_tokens * token_bytes(group, dtypes.kv) for group in layout.groups))
     weights = _random_digest(config, hardware) if config.random_weights else weights_digest(model.checkpoint)
-    part = f"blocks of {block}{_drafter_part(model, config)}"
-    return SsdSettings(SsdCopies(pools, store), cache_fingerprint(weights, dtypes, prefixes.host, part), block)
+    copies = SsdCopies(pools, store, _drafter_digest(model, config))
+    return SsdSettings(copies, cache_fingerprint(weights, dtypes, layout, f"blocks of {block}"), block)
 
 
-def _drafter_part(model: Model, config: EngineConfig) -> str:
+def _drafter_digest(model: Model, config: EngineConfig) -> bytes | None:
     """Of what a drafter adds to pages and states: its shape, and its weights where they are not in the model's files."""
     kept = model.spec.drafter
     if kept is None or not (kept.attention or kept.states):
-        return ""
+        return None
     folder = None if kept.attention else drafter_folder(model, config)  # the multi-token head is in the model's files
     own = weights_digest(open_directory(folder, tokenizer=False)).hex() if folder else ""
-    return f", {kept} {own}"
+    return hashlib.sha256(f"{kept} {own}".encode()).digest()
 
 
 def _random_digest(config: EngineConfig, hardware: Hardware) -> bytes:

@@ -18,6 +18,8 @@ from headrace.plan.planner import VISION_LINE, Plan, Request
 from headrace.plan.published import FORMATS
 from headrace.plan.speculation import DRAFT_SETTINGS
 
+LEAST_CONTEXT = 1024
+"""Tokens, or half of what is asked for: a shorter context is of no use instead of it."""
 MOST_CHANGES = 3
 MOST_SUGGESTIONS = 8
 Remake = Callable[[Request], Plan]
@@ -84,7 +86,8 @@ def _with_less(plan: Plan, remake: Remake, changes: list[_Change], count: int) -
     context, users = _asked(plan)
     for chosen in _choices(changes, count):
         changed = _changed(plan, remake, chosen)
-        if context and 1 < (longest := longest_context(changed.limits, users or 1)) < context:
+        least = min(LEAST_CONTEXT, (context or 0) // 2)
+        if context and least <= (longest := longest_context(changed.limits, users or 1)) < context:
             yield from _tried(remake(_with(changed.request, longest, users)), chosen, {"context": longest})
         if (context or users) and (fewer := most_users(changed.limits, context or plan.case.config.page_tokens)):
             if users is None or fewer < users:

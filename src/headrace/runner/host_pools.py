@@ -52,7 +52,7 @@ class HostPools:
     def __init__(
         self, spec: ModelSpec, layout: CacheLayout, dtypes: Dtypes, pools: Pools, slots: int, device: torch.device
     ) -> None:
-        self._pools, self._slots = pools, slots
+        self._pools, self._slots, self._layers = pools, slots, len(spec.layers)
         try:
             self._host = allocate_pools(spec, layout, dtypes, torch.device("cpu"))
         except (OSError, OverflowError, RuntimeError) as error:  # more than there is, or than there are addresses
@@ -154,15 +154,18 @@ class HostPools:
 
         return wait
 
-    def page_cells(self) -> tuple[tuple[Cells, ...], ...]:
-        """Of each group, the memory of its layers' pages, always in the same order."""
+    def page_cells(self, *, drafter: bool) -> tuple[tuple[Cells, ...], ...]:
+        """Of each group, the memory of its layers' pages in an order of their own: of the model's layers, or of a drafter's."""
         groups = sorted({group for group in self._host.group_of if group is not None})
-        layers = [[layer for layer, owner in enumerate(self._host.group_of) if owner == group] for group in groups]
+        mine = [index for index in range(len(self._host.group_of)) if (index >= self._layers) == drafter]
+        layers = [[layer for layer in mine if self._host.group_of[layer] == group] for group in groups]
         return tuple(tuple(_cells(tensor) for layer in each for tensor in _pages(self._host, layer)) for each in layers)
 
-    def state_cells(self) -> tuple[Cells, ...]:
-        """The memory of states, always in the same order."""
-        return tuple(_cells(tensor) for tensor in _state_tensors(self._host) if len(tensor))
+    def state_cells(self, *, drafter: bool) -> tuple[Cells, ...]:
+        """The memory of states, always in the same order: of the model's part of them, or of a drafter's."""
+        host = self._host
+        tensors = host.windows if drafter else (*host.states, *host.conv_tails)
+        return tuple(_cells(tensor) for tensor in tensors if tensor is not None and len(tensor))
 
     def _copy_pages(self, copies: Sequence[PageCopy], source: Pools, target: Pools) -> None:
         for group, first, into, count in runs(copies):
