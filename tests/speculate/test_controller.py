@@ -188,3 +188,22 @@ def test_break_even_is_the_least_chance_with_which_any_number_of_drafts_pays() -
     least = next(chance for chance in np.arange(0, 1, 1e-4) if (chance ** np.arange(1, 8)).sum() >= 0.75)
     assert block.break_even(1) == pytest.approx(least, abs=1e-4)
     assert StepCosts({1: {1: 1.0, 8: 9.0}}).break_even(1) == 1.0
+
+
+def test_a_try_fills_what_its_stair_and_the_drafter_give_for_nothing() -> None:
+    """Two rows that are not worth drafting for: drafts behind the first ones where those take no more time."""
+    survival, limits, contexts = np.full((2, 7), 1e-3), np.array([7, 2]), np.zeros(2, dtype=np.int64)
+    stairs = {2: {2: 1.0, 4: 1.3, 8: 1.5, 16: 2.0}}
+
+    def tried(drafter: tuple[float, ...], steps: dict[int, dict[int, float]] = stairs, known: float = 0.0) -> tuple[int, ...]:
+        found = choose(survival, limits, contexts, np.array([known, 1.0]), StepCosts(steps, {2: drafter}), 9.0)
+        assert found.tried == sum(found.drafts)
+        return found.drafts
+
+    assert tried((0.1,) * 7) == (1, 1)  # the stair has no room for more
+    wide = {2: {2: 1.0, 8: 1.3, 16: 2.0}}
+    assert tried((0.1,) * 7, wide) == (4, 2)  # of 6
+    assert tried((0.1, 0.1, 0.2, 0.2, 0.2, 0.2, 0.2), wide) == (2, 2)
+    assert tried((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), wide) == (1, 1)
+    narrow = {2: {2: 1.0, 3: 1.3, 16: 2.0}}
+    assert tried((0.1,) * 7, narrow) == (1, 0) and tried((0.1,) * 7, narrow, known=2.0) == (0, 1)

@@ -32,7 +32,7 @@ def run(pace: MeasuredPace, chances: list[float], steps: int) -> list[tuple[int,
 def test_it_learns_what_each_sequence_accepts() -> None:
     pace = MeasuredPace(4, 7, COSTS)
     chosen = run(pace, [0.95, 0.0], 200)
-    assert all(first >= 5 for first, _ in chosen[-20:]) and sum(second for _, second in chosen[-50:]) < 10
+    assert all(first >= 5 for first, _ in chosen[-20:]) and sum(second > 0 for _, second in chosen[-50:]) < 5
     assert pace.chosen == sum(chosen[-1]) and pace.gain > 1
     pace.begin(0)  # another sequence, of which nothing is known
     again = run(pace, [0.0, 0.0], 200)

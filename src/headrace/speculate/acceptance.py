@@ -20,6 +20,8 @@ _FIRST_SHARE = 0.25
 _LATEST = 12
 """First drafts that are looked at for a change."""
 _FADE = 1 - 1 / _LATEST
+_WELL = 40.0
+"""Trials from which a chance is so well known that less is hoped for: near break-even, hope would cost more than it finds."""
 _SURPRISE = 3.0
 
 
@@ -28,7 +30,7 @@ class Acceptance:
     accepted, so a row of n drafts of which m were accepted tells of the first min(n, m + 1) alone.
 
     What was seen of a sequence loses 1 / memory of its weight with every step, drafts or none: so one that is tried seldom is
-    judged anew soon. The engine's average loses as much with every step that tries the position, and a quarter of it otherwise:
+    judged anew soon. The engine's average loses as much with every step that tries the position, and half of it otherwise:
     where nothing is accepted it goes on saying so, whatever the first guess was. When a sequence's latest first drafts are not
     what its estimate would make of them, all before them is forgotten. Behind a sequence's first draft stands the engine's
     average, behind each other the one before it, changed as the engine's average changes from there to here, since what is
@@ -36,7 +38,8 @@ class Acceptance:
     sequences are alike (`_likeness`). Nothing seen at all: `first_guess`.
 
     A first draft's chance is `hope` deviations above its estimate, and that of others half as many: what seems too low by
-    chance would otherwise not be tried again, and stay so. Where nothing is ever accepted there is no deviation.
+    chance would otherwise not be tried again, and stay so. Of what has been tried often it is fewer. Where nothing is ever
+    accepted there is no deviation.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Acceptance:
         self._tried: Floats = np.zeros((slots + 1, positions))
         self._accepted: Floats = np.zeros((slots + 1, positions))
         self._latest: Floats = np.zeros((slots + 1, 2))
-        self._keep, self._keep_idle = 1 - 1 / memory, 1 - 1 / (4 * memory)
+        self._keep, self._keep_idle = 1 - 1 / memory, 1 - 1 / (2 * memory)
         self._first_guess, self._hope = first_guess, hope
 
     def begin(self, slot: int) -> None:
@@ -108,7 +111,9 @@ class Acceptance:
             # Of deep drafts, whose chances multiply, all sequences tell; of first ones less so, where sequences are alike.
             share = 1.0 if k else _FIRST_SHARE if weight == _MOST else 0.0
             seen = np.maximum(tried[:, k], share * self._tried[-1, k])
-            hope = self._hope / (2 if k else 1) * np.sqrt(chance * (1 - chance) / (seen + weight))
+            # Of a first draft a guess is no better than what it was made of.
+            known = seen + (weight if k else min(weight, self._tried[-1, 0] + _FIRST))
+            hope = self._hope / (2 if k else 1) * np.sqrt(chance * (1 - chance) / known) * np.sqrt(_WELL / known).clip(max=1)
             alive = result[:, k] = alive * np.minimum(chance + hope, _SUREST)
         return result
 

@@ -145,8 +145,8 @@ def _deepest(drafting: Floats) -> int:
 
 
 def _tries(given: _Rows, drafts: Ints, seen: Floats) -> Ints:
-    """[R] drafts more, as many as the next stair has room for: one for each row that would have none, least known first, or
-    where all have some, those most likely to be accepted.
+    """[R] drafts more, as many as the next stair has room for: one for each row that would have none, least known first, and
+    behind it others that the drafter makes in the same time; or where all have some, those most likely to be accepted.
     """
     tries = np.zeros_like(drafts)
     total, idle = int(drafts.sum()), np.flatnonzero((drafts == 0) & (given.limits > 0))
@@ -155,6 +155,9 @@ def _tries(given: _Rows, drafts: Ints, seen: Floats) -> Ints:
     room = int(np.searchsorted(given.stairs[total + 1 :], given.stairs[total + 1], side="right"))
     if len(idle):
         tries[idle[np.argsort(seen[idle], kind="stable")[:room]]] = 1
+        for depth in range(1, int(np.flatnonzero(given.drafting <= given.drafting[max(1, drafts.max())])[-1])):
+            behind = np.flatnonzero((tries == depth) & (given.limits > depth))
+            tries[behind[: room - int(tries.sum())]] += 1
         return tries
     most = given.survival.shape[1]
     position = np.arange(most)
