@@ -65,21 +65,22 @@ def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
     without attention.
     """
     by_window: dict[int | None, list[int]] = {}
-    for index, mixer in enumerate(spec.mixers):
+    mixers = spec.mixers
+    for index, mixer in enumerate(mixers):
         if isinstance(mixer, AttentionSpec):
             by_window.setdefault(mixer.window, []).append(index)
     windows = sorted(by_window, key=lambda w: (w is not None, w or 0))
     return tuple(
         CacheGroup(
-            i, w, tuple(by_window[w]), sum(m.head_dim * 2 * m.kv_heads for m in _mixers(spec, by_window[w])),
-            sum(2 * m.kv_heads for m in _mixers(spec, by_window[w])),
+            i, w, tuple(by_window[w]), sum(m.head_dim * 2 * m.kv_heads for m in _attention(mixers, by_window[w])),
+            sum(2 * m.kv_heads for m in _attention(mixers, by_window[w])),
         )
         for i, w in enumerate(windows)
     )
 
 
-def _mixers(spec: ModelSpec, layers: list[int]) -> list[AttentionSpec]:
-    return [mixer for mixer in (spec.mixers[layer] for layer in layers) if isinstance(mixer, AttentionSpec)]
+def _attention(mixers: tuple[AttentionSpec | GatedDeltaSpec, ...], layers: list[int]) -> list[AttentionSpec]:
+    return [mixer for mixer in (mixers[layer] for layer in layers) if isinstance(mixer, AttentionSpec)]
 
 
 def state_elements(spec: ModelSpec) -> tuple[int, int]:

@@ -117,10 +117,11 @@ class FixedLines:
         assert config.chunk_tokens is not None
         shapes = prompt_shapes(self.seqs, config.chunk_tokens, needs.longest)
         tapped = extras.taps * spec.hidden * itemsize(dtypes.compute)
+        kinds = replace(spec, layers=tuple(dict.fromkeys(spec.layers)))  # a step's most is in one of these
         return graph_bytes(
             spec, dtypes, self.seqs, needs.drafts, LOGIT_ROWS, low_bit=has_low_bit(self.weights),
             library_bytes=library_bytes(self.hardware.capability) if has_plain(spec, self.weights) else 0, prompts=len(shapes),
-            prompt_bytes=max((layers_bytes(spec, sizes.captured(s)) + s.tokens * tapped for s in shapes), default=0),
+            prompt_bytes=max((layers_bytes(kinds, sizes.captured(s)) + s.tokens * tapped for s in shapes), default=0),
             nodes=self._nodes(), taps=extras.taps, coin=config.synthetic_acceptance is not None,
         )
 
