@@ -14,11 +14,15 @@ import pytest
 from tests.plan.test_budget import DELTA, F32, FULL, WEIGHTS, spec
 
 from headrace.config import EngineConfig
+from headrace.engine.build import _settle
 from headrace.engine.shared_gpu import budget_beside_others
 from headrace.errors import ConfigError
 from headrace.gpu_processes import GpuProcess, gpu_processes
 from headrace.hardware import Hardware, detect
 from headrace.plan.budget import Budget, make_budget
+from headrace.plan.dtypes import resolve_dtypes
+from headrace.plan.extras import NONE
+from headrace.plan.published import published_model
 
 GIB = 2**30
 CARD = Hardware("cuda", "Test 24 GB", 24 * GIB, 24 * GIB - 2**28, elsewhere=True)
@@ -101,6 +105,22 @@ def test_by_default_the_cache_is_what_others_leave(caplog: pytest.LogCaptureFixt
     (record,) = caplog.records
     assert "the Test 24 GB is shared: " in record.message and "process 4711 (blender)" in record.message
     assert budget.total_bytes <= int(24 * GIB * 0.97) - 20 * GIB - 2**28 + 1 and bench.slept == 0
+
+
+def test_what_drafts_is_decided_of_the_card_that_was_waited_for() -> None:
+    """While others hold it there is room for nothing; then there is for the model's own head, which auto takes."""
+    config, bench = EngineConfig(device="cuda"), Bench(freed_s=2, free=replace(CARD, capability=86, processors=82))
+    model = published_model("qwen3.8-27b:w4a16")
+    dtypes = resolve_dtypes(config, CARD, "bfloat16")
+    make = partial(_settle, model, config, dtypes, None, NONE)
+    assert make(replace(CARD, capability=86)).drafting.memory.method == "mtp"
+    with pytest.raises(ConfigError, match="before its cache"):
+        make(bench.look())
+    hardware, settled = budget_beside_others(
+        bench.look, make, bench.holders, 10, clock=lambda: bench.now, sleep=bench.sleep
+    )
+    assert hardware.free_bytes == CARD.free_bytes and bench.slept == pytest.approx(2)
+    assert settled.drafting.memory.method == "mtp" and settled.budget.layout.drafts == 4
 
 
 def test_a_cpu_is_not_waited_for() -> None:
