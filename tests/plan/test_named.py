@@ -73,8 +73,12 @@ def test_an_unknown_name_is_told_the_names(shipped: Path) -> None:
 
 def test_an_installation_without_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "SHIPPED", tmp_path)
-    with pytest.raises(CheckpointError, match="this headrace comes without the lab model: there is no .*lab$"):
+    with pytest.raises(CheckpointError, match="this headrace comes without the lab model: .*lab has no weights$"):
         NAMED["lab"]()
     (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "NOTICE").touch()
+    with pytest.raises(CheckpointError, match="this headrace comes without the lab model"):
+        NAMED["lab"]()
+    (tmp_path / "lab" / "model.safetensors").touch()
     with pytest.raises(CheckpointError, match=r"not all there: .*config\.json is missing; install headrace anew"):
         NAMED["lab"]()

@@ -17,11 +17,11 @@ SHIPPED = Path(__file__).parents[1] / "shipped"
 def lab_model_path() -> Path:
     """The lab model's directory. Raises CheckpointError if the installation lacks it."""
     folder = SHIPPED / "lab"
-    if not folder.is_dir():
-        raise CheckpointError(f"this headrace comes without the lab model: there is no {folder}")
-    if not (folder / "config.json").is_file():
+    if (folder / "config.json").is_file():
+        return folder
+    if any(folder.glob("*.safetensors")):
         raise CheckpointError(f"the lab model is not all there: {folder}/config.json is missing; install headrace anew")
-    return folder
+    raise CheckpointError(f"this headrace comes without the lab model: {folder} has no weights")
 
 
 NAMED: Mapping[str, Callable[[], Path]] = {"demo": demo_model_path, "lab": lab_model_path}
