@@ -86,8 +86,8 @@ class EngineConfig:
     speculate: str = setting(
         "auto", "What drafts tokens that a step then verifies: lookup takes them from the sequence itself, mtp has the "
         "checkpoint's multi-token head make them, dflash a drafter of its own. auto is the drafter that is given or that the "
-        "checkpoint brings along, on a GPU, with as many drafts as cost neither context nor users that were asked for; "
-        "otherwise off.",
+        "checkpoint brings along, on a GPU, with as many drafts as leave the context and the sequences that are asked for, "
+        "or else 28,672 tokens and 4 sequences; where none do, off.",
         choices=SPECULATE
     )
     draft_tokens: int | None = setting(
