@@ -19,6 +19,7 @@ from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.model_source import find_model
 from headrace.errors import CheckpointError, ConfigError
 from headrace.llm import LLM
+from headrace.runner.drafter_rehearsal import rehearse_drafter
 from headrace.speculate.dflash import DFlashDrafter
 from headrace.speculate.drafter import Asked, Proposal
 from headrace.speculate.pace import FixedPace
@@ -105,6 +106,21 @@ def test_it_changes_no_token(hybrid: Path, drafter: Path, loop: str) -> None:
             assert {name: each.tokens for name, each in found.items()} == {name: a.tokens for name, a in expected.items()}
             drafted, accepted = (sum(getattr(a, name) for a in found.values()) for name in ("drafted", "accepted"))
             assert drafted > 50 and drafted > accepted > 10, (most, drafted, accepted)
+
+
+def test_a_rehearsal_leaves_nothing_behind(hybrid: Path, drafter: Path) -> None:
+    """Compiled kernels are for a GPU; here what is rehearsed runs."""
+    found = []
+    for rehearsed in (False, True):
+        built = engine(hybrid, drafter, FixedPace(BLOCK - 1, BLOCK - 1))
+        drafting = built.runner._drafting
+        assert drafting is not None
+        if rehearsed:
+            weight, slots, tokens = drafting._decoder.embedding.weight, built.info.max_seqs, built.info.chunk_tokens
+            rehearse_drafter(drafting.proposer, drafting._packer, slots, tokens, weight.shape[1], weight.dtype)
+            assert not drafting.proposer.proposed.any()
+        found.append(answers(built, requests()))
+    assert found[0] == found[1]
 
 
 def test_preemption_changes_no_token(hybrid: Path, drafter: Path) -> None:

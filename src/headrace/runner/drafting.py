@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
+from headrace.kernels.dispatch import runs_triton
 from headrace.layers.batch import Batch, Pools
 from headrace.models.decoder import Decoder
 from headrace.plan.graph_rows import PromptShape
@@ -15,6 +16,7 @@ from headrace.runner.coin import Coin
 from headrace.runner.copies import take_in
 from headrace.runner.draft_batch import DraftPacker, DraftStep
 from headrace.runner.draft_graphs import DraftCaptured, DraftGraphs
+from headrace.runner.drafter_rehearsal import rehearse_drafter
 from headrace.runner.forward_graphs import Forward, ForwardGraphs, Passed
 from headrace.runner.graphs import MemoryCounts
 from headrace.runner.page_tables import PageTables
@@ -64,6 +66,12 @@ class Drafting:
         """Every slot's draws, until it is given to a request."""
         slots = range(len(self._pends))
         self._sampler.admit([Admission(slot, slot, Request("", (0,), params, slot, 1)) for slot in slots])
+
+    def rehearse(self, chunk_tokens: int) -> None:
+        """Have the drafter's kernels compiled, if there is one; rows have chunk_tokens at most."""
+        weight = self._decoder.embedding.weight
+        if self.proposer.drafter is not None and runs_triton(weight):
+            rehearse_drafter(self.proposer, self._packer, len(self._pends), chunk_tokens, weight.shape[1], weight.dtype)
 
     def capture(self, sizes: tuple[int, ...], shapes: tuple[PromptShape, ...]) -> None:
         """Capture steps of so many rows as graphs, and the decoder's part of steps with prompts of these shapes."""

@@ -156,6 +156,8 @@ class Runner:
         self._graphs: DecodeGraphs | None = None
         self._prompts: PromptGraphs | None = None
         self._taken: MemoryCounts | None = None
+        if self._drafting is not None:
+            self._drafting.rehearse(min(chunk_tokens, context))
         if graphs and layout.padding and device.type == "cuda":
             self._capture(prompt_shapes(layout.slots, chunk_tokens, context))
 

@@ -1,0 +1,164 @@
+"""What an engine launches once its start has compiled ahead is compiled: its graphs' first runs, and steps of any rows where
+nothing is captured, with every drafter. Told on cards that are not there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no build for this system")
+
+from tests.runner.test_rehearsed_forms import CARDS
+from tests.support.pretended_card import META, Launch, pretended
+
+from headrace import random_weights
+from headrace.config import EngineConfig
+from headrace.engine.device_drafters import drafter_maker
+from headrace.hardware import Hardware
+from headrace.kernels.card import Card
+from headrace.kernels.gated_delta_verify import MAX_TOKENS
+from headrace.layers.arena import Arena
+from headrace.layers.linear import Linear
+from headrace.models.decoder import Decoder, DecoderLayer
+from headrace.plan import shapes
+from headrace.plan.auto_drafter import resolve_drafter
+from headrace.plan.budget import make_budget
+from headrace.plan.dtypes import resolve_dtypes
+from headrace.plan.graph_rows import draft_widths, prompt_shapes, row_buckets
+from headrace.plan.shapes import declared_model
+from headrace.plan.speculation import drafter_extras
+from headrace.quant.unquantized import Plain
+from headrace.runner import pools, rehearsal, runner
+from headrace.runner.draft_batch import short_first
+from headrace.runner.draft_graphs import DraftCaptured, DraftGraph
+from headrace.runner.graphs import Captured, DecodeGraph, StepGraph
+from headrace.runner.prompt_graphs import PromptGraph
+from headrace.runner.proposal_graphs import ProposalGraph
+from headrace.runner.runner import Runner
+from headrace.types import Row
+
+SLOTS, CONTEXT, CHUNK_TOKENS = 16, 4096, 2048
+
+
+@pytest.fixture
+def on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has memory, and there are no graphs."""
+
+    def nowhere(spec: object, layout: object, dtypes: object, device: object) -> object:
+        return pools._pools(spec, layout, dtypes, Arena(None, META))  # type: ignore[arg-type]
+
+    for module in (rehearsal, runner):
+        monkeypatch.setattr(module, "allocate_pools", nowhere)
+    monkeypatch.setattr(shapes, "SHAPES", {"short": {**shapes.SHAPES["qwen3.8-27b"], "num_hidden_layers": 8}, **shapes.SHAPES})
+    monkeypatch.setattr(random_weights, "make_weights", lambda module: None)
+    monkeypatch.setattr(Linear, "prepare", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(StepGraph, "__init__", _without_graph)
+
+
+def _without_graph(self: StepGraph, compute: object, where: torch.Tensor, sampled: torch.Tensor, over: Captured) -> None:
+    self._compute, self._where, self._sampled, self._over = compute, where, sampled, over  # type: ignore[assignment]
+    self._drawing = object()  # type: ignore[assignment]
+
+
+def started(card: Card, name: str, method: str) -> Runner:
+    """As `engine.build` goes about it."""
+    config = EngineConfig(
+        device="cuda", random_weights=name, speculate=method, max_seqs=SLOTS, context=CONTEXT, chunk_tokens=CHUNK_TOKENS,
+        cache_bytes=8 * 10**9,
+    )
+    hardware = Hardware("cuda", "a card", 150 * 10**9, 149 * 10**9, capability=card.capability, processors=card.processors)
+    model = declared_model(name)
+    dtypes = resolve_dtypes(config, hardware, model.checkpoint.dtype)
+    memory = resolve_drafter(model, config, hardware, dtypes).memory
+    model = replace(model, spec=replace(model.spec, drafter=memory.cache))
+    extras = drafter_extras(model, config, dtypes, memory)
+    budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes, memory.drafts, extras)
+    decoder = Decoder(model.spec, dtype=torch.bfloat16, device=META)
+    for path, module in decoder.named_modules():
+        if isinstance(module, Linear):
+            module.allocate(model.formats.get(path, Plain()))
+            module.prepared = path in model.formats
+    for module in decoder.modules():
+        if isinstance(module, DecoderLayer):
+            module.tell_norms()
+    sizes = {"context": budget.context, "chunk_tokens": budget.chunk_tokens}
+    make_drafter = drafter_maker(model, config, budget, dtypes, memory, decoder)
+    rehearsal.rehearse(model.spec, decoder, budget.layout, dtypes, META, **sizes, draws=memory.draws)
+    return Runner(model.spec, decoder, budget.layout, dtypes, META, **sizes, make_drafter=make_drafter)
+
+
+def captured(engine: Runner) -> Iterator[DecodeGraph | PromptGraph | DraftGraph | ProposalGraph]:
+    """Graphs of every size, each to be warmed up."""
+    sizes, drafting = row_buckets(SLOTS), engine._drafting
+    if drafting is None:
+        assert engine._packer is not None
+        over = Captured.over(engine._decoder, engine._pools, engine._tables, engine._sampler)
+        shapes = prompt_shapes(SLOTS, CHUNK_TOKENS, CONTEXT)
+        yield from (PromptGraph(shape, engine._packer.upload, over) for shape in shapes)
+        yield from (DecodeGraph(size, over) for size in sizes)
+        return
+    decoder, proposer = engine._decoder, drafting.proposer
+    assert proposer.drafter is not None
+    with_drafts = DraftCaptured(
+        decoder, engine._pools, engine._tables, drafting.slots, engine._sampler, drafting._verifier_of(decoder.scores),
+        drafting._verifier_of(decoder.logits), proposer, None,
+    )
+    for size in sizes:
+        for width in (1, *draft_widths(engine.layout.drafts)):
+            yield DraftGraph(size, width, 1 + engine.layout.drafts, with_drafts)
+        for depth in proposer.drafter.depths:
+            yield ProposalGraph(size, depth, proposer, drafting.slots, engine._tables)
+
+
+def run(graph: DecodeGraph | PromptGraph | DraftGraph | ProposalGraph) -> None:
+    if isinstance(graph, DecodeGraph | PromptGraph):
+        graph.graph._draw(graph.graph._compute())
+    else:
+        graph.warm_up()
+
+
+def draw_with_help(engine: Runner) -> None:
+    """As of rows with a wide top_k and top_p."""
+    logits, numbers = torch.empty(3, engine._sampler.vocab_size, device=META), torch.empty(3, dtype=torch.int64, device=META)
+    engine._sampler.tokens_of(logits, (0, 1, 2), numbers, numbers)
+
+
+def drafted_steps(drafts: int, count: int) -> Iterator[tuple[Row, ...]]:
+    """Rows that decode, with drafts or without, and some with prompts among them."""
+    rng = random.Random(2)
+    for step in range(count):
+        rows = [Row(n, n, 0, asked=rng.choice((0, drafts, rng.randint(0, drafts)))) for n in range(rng.randint(1, SLOTS))]
+        if step % 3 == 0:
+            prompt = rng.choice((rng.randint(2, MAX_TOKENS), rng.randint(2, 300), CHUNK_TOKENS - len(rows)))
+            rows[-1] = Row(len(rows), len(rows) - 1, 0, (0,) * prompt, samples=rng.random() < 0.5)
+        yield short_first(rows)
+
+
+@pytest.mark.usefixtures("on_meta")
+@pytest.mark.parametrize(("card", "method"), [
+    *((CARDS[0], method) for method in ("off", "lookup", "mtp", "dflash")), (CARDS[1], "dflash"), (CARDS[2], "mtp"),
+], ids=lambda value: f"sm_{value.capability}" if isinstance(value, Card) else str(value))
+def test_an_engine_compiles_nothing_after_its_start(card: Card, method: str) -> None:
+    with pretended(card) as launches, torch.inference_mode():
+        name = "qwen3.8-27b" if method == "dflash" else "short"  # which reads layers all over
+        engine = started(card, f"{name}:w4a16-head8", method)
+        known, late = set(launches), dict[Launch, object]()
+        assert len(known) > 25
+
+        def note(step: object) -> None:
+            late.update(dict.fromkeys(launches - known - late.keys(), step))
+
+        for graph in captured(engine):
+            run(graph)
+            note(graph)
+        if engine._drafting is not None:
+            for rows in drafted_steps(engine.layout.drafts, 24):
+                engine._drafting.run(rows)
+                note([(len(row.tokens), row.asked) for row in rows])
+    assert not late, "\n".join(f"{launch}: {step}" for launch, step in late.items())
