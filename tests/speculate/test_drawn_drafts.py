@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runner.test_verify_distribution import fits
+from tests.support.scripted_masks import Grammar, by_last
 from tests.support.tiny import make_tiny_checkpoint
 from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 
@@ -54,6 +55,14 @@ class MixedPace(FixedPace):
         return counts
 
 
+FOLLOWING = by_last(VOCABULARY, 0.7)
+
+
+def masks(request: Request) -> Grammar | None:
+    """Of requests that are told so by their id."""
+    return Grammar(request, FOLLOWING, VOCABULARY) if request.id.startswith("masked") else None
+
+
 def engine(settings: dict[str, Any], loop: str = "plain", pace: FixedPace | None = None) -> BuiltEngine:
     config = EngineConfig(
         device="cpu", dtype="float64", context=64, max_seqs=16, page_tokens=4, chunk_tokens=96, loop=loop,  # type: ignore[arg-type]
@@ -62,7 +71,8 @@ def engine(settings: dict[str, Any], loop: str = "plain", pace: FixedPace | None
     if config.speculate == "off":
         return build_engine(find_model(settings["model"], config), config, None)
     config = replace(config, draft_tokens=MOST)
-    return build_engine(find_model(settings["model"], config), config, None, pace=pace or FixedPace(MOST, MOST))
+    pace = pace or FixedPace(MOST, MOST)
+    return build_engine(find_model(settings["model"], config), config, None, pace=pace, make_masks=masks)
 
 
 def generate(built: BuiltEngine, requests: Sequence[Request]) -> tuple[Found, EngineStats]:
@@ -89,23 +99,33 @@ def following(built: BuiltEngine, known: list[tuple[int, ...]]) -> dict[tuple[in
     return scores
 
 
-def joint(built: BuiltEngine) -> dict[tuple[int, ...], float]:
+def allowed(known: tuple[int, ...], scores: list[float]) -> dict[int, float]:
+    """Of probabilities of what follows those that masks allow."""
+    left = {token: scores[token] for token in FOLLOWING((*PROMPT, *known))}
+    return {token: p / sum(left.values()) for token, p in left.items()}
+
+
+def joint(built: BuiltEngine, kind: str) -> dict[tuple[int, ...], float]:
     """Of three tokens behind PROMPT."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         scores = following(built, list(found))
-        found = {(*known, token): chance * p for known, chance in found.items() for token, p in enumerate(scores[known])}
+        left = {known: allowed(known, p) if kind == "masked" else dict(enumerate(p)) for known, p in scores.items()}
+        found = {(*known, token): chance * p for known, chance in found.items() for token, p in left[known].items()}
     return found
 
 
-def test_three_tokens_are_distributed_as_the_targets(settings: dict[str, Any]) -> None:
-    """Overlapped, drafts in numbers that change; and the test notices tokens of another temperature."""
+@pytest.mark.parametrize(("kind", "count", "least"), [("", REQUESTS, 0.1), ("masked", REQUESTS // 2, 0.02)])
+def test_three_tokens_are_distributed_as_the_targets(settings: dict[str, Any], kind: str, count: int, least: float) -> None:
+    """Overlapped, drafts in numbers that change, of which few are allowed where there are masks, since drafters know nothing of
+    them; and the test notices tokens of another temperature. least: share of first drafts that is accepted.
+    """
     built = engine(settings, "overlapped", MixedPace())
     params = SamplingParams(temperature=TEMPERATURE)
-    found, stats = generate(built, [Request(f"{n}", PROMPT, params, seed=n, max_tokens=6) for n in range(REQUESTS)])
-    drawn, expected = Counter(tuple(tokens[:3]) for tokens, _ in found.values()), joint(built)
+    found, stats = generate(built, [Request(f"{kind}{n}", PROMPT, params, seed=n, max_tokens=6) for n in range(count)])
+    drawn, expected = Counter(tuple(tokens[:3]) for tokens, _ in found.values()), joint(built, kind)
     rate = stats.accepted[0] / stats.drafted[0]
-    assert drawn.total() == REQUESTS and stats.drafted[0] > REQUESTS / 2 and 0.1 < rate < 0.9, rate
+    assert drawn.total() == count and stats.drafted[0] > count / 2 and least < rate < 0.9, rate
     assert fits(drawn, expected)
     warmer = {tokens: chance**0.6 for tokens, chance in expected.items()}
     assert not fits(drawn, {tokens: chance / sum(warmer.values()) for tokens, chance in warmer.items()})

@@ -50,12 +50,10 @@ class Grammar:
 
 
 def by_last(vocab_size: int, share: float, seed: int = 0) -> Callable[[tuple[int, ...]], Allowed]:
-    """Of each token a share of the vocabulary may follow, and two tokens at least."""
+    """On each token half of a share of the vocabulary may follow, or half as much again, and two tokens at least."""
     rng = random.Random(seed)
-    table = [
-        frozenset(rng.sample(range(vocab_size), max(2, round(share * vocab_size * rng.random() * 2)) % vocab_size or 2))
-        for _ in range(vocab_size)
-    ]
+    counts = [round(share * vocab_size * (0.5 + rng.random())) for _ in range(vocab_size)]
+    table = [frozenset(rng.sample(range(vocab_size), min(vocab_size, max(2, count)))) for count in counts]
     return lambda tokens: table[tokens[-1]]
 
 
