@@ -35,6 +35,7 @@ def rehearse_drafter(
             for depth in drafter.depths if count in captured else drafter.depths[-1:]:
                 proposer.propose(where, torch.full_like(where, depth), depth, proposer.tables(where))
     proposer.proposed.zero_()  # of what did not run these are no tokens
+    torch.cuda.empty_cache()  # a step's memory is taken later, in one piece
 
 
 def _observed(slots: int, chunk_tokens: int, drafts: int) -> Iterator[tuple[Row, ...]]:
