@@ -15,7 +15,7 @@ from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import row_buckets
 from headrace.quant.compressed_tensors import LowBit
 from headrace.random_weights import make_weights
-from headrace.runner import rehearsal
+from headrace.runner import rehearsal, sampler
 
 CONFIG = {
     "model_type": "qwen3_5_text", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8,
@@ -83,3 +83,19 @@ def test_a_rehearsal_steps_through_all_of_it(slots: int, drafts: int, monkeypatc
     assert seen[:-3] == [*((layers, sum(tokens)) for tokens in rehearsal.steps(slots, 20)), *drafted]
     assert seen[-3:] == [(8, 20), (8, 10), (8, 5)]
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())
+
+
+@pytest.mark.parametrize("drafts", [1, 7])
+def test_nothing_is_looked_up_by_tokens_that_no_kernel_drew(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled ahead and not run, so where they would have written there is anything."""
+    drawn: list[int] = []
+
+    def garbage(logits: torch.Tensor, *rest: object) -> torch.Tensor:
+        drawn.append(len(logits))
+        return torch.full((len(logits),), 1 << 40)
+
+    monkeypatch.setattr(sampler, "sample", garbage)
+    decoder, layout = make_decoder(), CacheLayout(cache_groups(SPEC), 8, (50,), 4, True, drafts)
+    dtypes = Dtypes("float32", "float32", "float32")
+    rehearsal.rehearse(SPEC, decoder, layout, dtypes, torch.device("cpu"), context=64, chunk_tokens=20)
+    assert set(drawn) >= {rows * (1 + drafts) for rows in row_buckets(4)}

@@ -66,7 +66,7 @@ def rehearse(
     packer = Packer(tables, chunk_tokens + layout.slots, layout.slots, 0, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
     wide = torch.promote_types(compute, torch.float32)
-    sampler = Sampler(small.pool_slots, spec.vocab_size, device, wide, allowed=_allowed(small, spec, device, masks))
+    sampler = _Undrawn(small.pool_slots, spec.vocab_size, device, wide, allowed=_allowed(small, spec, device, masks))
 
     def step(decoder: Decoder, tokens: tuple[int, ...]) -> Tensor:
         batch, sampled = packer.pack(_rows(tokens), sampler.next_tokens)
@@ -125,6 +125,20 @@ def _allowed(layout: CacheLayout, spec: ModelSpec, device: torch.device, masks: 
     return AllowedTokens(lambda request: None, layout.pool_slots, places, spec.vocab_size, device) if masks else None
 
 
+class _Undrawn(Sampler):
+    """Draws token 0: behind kernels that are only compiled there are no tokens, and verification looks up what was drawn."""
+
+    def tokens_of(
+        self, logits: Tensor, slots: Sequence[int], where: Tensor, positions: Tensor, against: Against | None = None
+    ) -> Tensor:
+        return super().tokens_of(logits, slots, where, positions, against).zero_()
+
+    def draw_on_device(
+        self, logits: Tensor, where: Tensor, positions: Tensor, against: Against | None = None
+    ) -> Tensor:
+        return super().draw_on_device(logits, where, positions, against).zero_()
+
+
 def _rehearse_drafts(
     spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, draws: bool, masks: bool
 ) -> None:
@@ -135,7 +149,7 @@ def _rehearse_drafts(
     tables, pools = PageTables(small, max(1 + layout.drafts, MAX_TOKENS), device), allocate_pools(spec, small, dtypes, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
     wide = torch.promote_types(compute, torch.float32)
-    sampler = Sampler(small.pool_slots, spec.vocab_size, device, wide, allowed=_allowed(small, spec, device, masks))
+    sampler = _Undrawn(small.pool_slots, spec.vocab_size, device, wide, allowed=_allowed(small, spec, device, masks))
     slots = draft_slots(pools, sampler, device)
     proposer = Proposer(None, slots, tables, sampler, layout.drafts)
     packer = DraftPacker(tables, slots, proposer, layout.slots * (1 + layout.drafts) + MAX_TOKENS, layout.slots, 0, device)
