@@ -128,6 +128,14 @@ def test_a_change_is_noticed_within_a_dozen_drafts() -> None:
         assert estimates.seen(np.array([0]))[0] < 25
 
 
+def test_of_what_was_before_a_change_little_is_left() -> None:
+    """Drafts that cost next to nothing pay down to a tenth of them accepted."""
+    estimates = Acceptance(1, 3, hope=0)
+    see(estimates, 0, 3, 3, times=500)
+    see(estimates, 0, 3, 0, times=40)
+    assert survival(estimates, 0)[0] < 0.1
+
+
 def test_chance_alone_is_no_change() -> None:
     """2,000 drafts at each of many rates: what was seen keeps its weight."""
     rng, chances, slots = np.random.default_rng(0), np.linspace(0, 1, 50), np.arange(50)

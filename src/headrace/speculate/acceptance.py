@@ -20,6 +20,8 @@ _FIRST_SHARE = 0.25
 _LATEST = 12
 """First drafts that are looked at for a change."""
 _FADE = 1 - 1 / _LATEST
+_LEFT = 4.0
+"""Trials that the latest ones count for when a change was found: some of them were before it."""
 _WELL = 40.0
 """Trials from which a chance is so well known that less is hoped for: near break-even, hope would cost more than it finds."""
 _SURPRISE = 3.0
@@ -123,12 +125,13 @@ class Acceptance:
         return seen
 
     def _forget_before_changes(self, rows: Ints) -> None:
-        """Rows whose latest first drafts are far from their own rate: of what was seen, so much is left as they are."""
+        """Rows whose latest first drafts are far from their own rate: of what was seen little is left, and that as they are."""
         tried, accepted = self._tried[rows, 0], self._accepted[rows, 0]
         latest, taken = self._latest[rows].T
         rate = accepted / np.maximum(tried, _FEWEST)
         off = np.abs(taken - latest * rate) > _SURPRISE * np.sqrt(latest * rate * (1 - rate).clip(0) + 1)
         changed = rows[off & (tried > latest)]
+        self._latest[changed] *= (_LEFT / self._latest[changed, 0]).clip(max=1)[:, None]
         left = (self._latest[changed, 0] / self._tried[changed, 0])[:, None]
         self._tried[changed] *= left
         self._accepted[changed] *= left
