@@ -20,12 +20,14 @@ from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflas
 
 from headrace.cache.ssd import SsdStore
 from headrace.cache.ssd.disk import Disk
+from headrace.cache.ssd.key import key_of
 from headrace.config import EngineConfig
 from headrace.engine.core import PendingStep
 from headrace.engine.model_source import find_model
 from headrace.errors import ConfigError, HeadraceError
 from headrace.llm import LLM
 from headrace.plan import prefix_cache
+from headrace.scheduler.prefixes import MOST_READS
 from headrace.types import Completion, SamplingParams, StepPlan
 
 MODELS = ("qwen3_5_text", "llama")
@@ -187,6 +189,49 @@ def test_a_damaged_file_is_a_miss_and_a_line(
         assert found.tokens == cold.tokens and found.cached_tokens == 0
         assert dict(llm._core.stats().prefix_misses) == {"ssd": 1}
         assert any("ssd cache: a miss" in record.getMessage() for record in caplog.records)
+
+
+def grown(made: list[Completion], seed: int) -> list[int]:
+    """What a conversation's next turn would begin with."""
+    known = prompt(seed, 61)
+    for turn, answer in enumerate(made):
+        known += [*answer.tokens, *prompt(100 * seed + turn, 9)]
+    return known
+
+
+def states(directory: Path) -> list[Path]:
+    """Files of states; the longest prefix is the last."""
+    return sorted((path for path in files(directory) if path.name.startswith("c-")), key=lambda path: key_of(path.name).end)
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_what_is_intact_before_damaged_files_is_used(tmp_path: Path, damaged: int) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=4)
+    with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
+        known = grown(conversation(llm, 3, 1), 1)
+    with engine(checkpoint, prefix_cache="off") as llm:
+        (cold,) = llm.generate([known], GREEDY)
+    *_, intact = states(tmp_path / "ssd")[:-damaged]
+    for path in states(tmp_path / "ssd")[-damaged:]:
+        os.truncate(path, 100)
+    with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
+        (found,) = llm.generate([known], GREEDY)
+        assert found.tokens == cold.tokens and found.cached_tokens >= key_of(intact.name).end
+        assert dict(llm._core.stats().ssd_misses) == {"truncated": damaged} and llm._core.stats().ssd_hits_total == 1
+
+
+def test_a_directory_of_damaged_files_costs_a_few_reads(tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=4)
+    with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
+        known = grown(conversation(llm, 6, 1), 1)
+    for path in states(tmp_path / "ssd"):
+        os.truncate(path, 100)
+    with engine(checkpoint, prefix_cache="off") as llm:
+        (cold,) = llm.generate([known], GREEDY)
+    with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
+        (found,) = llm.generate([known], GREEDY)
+        assert found.tokens == cold.tokens
+        assert 1 <= dict(llm._core.stats().ssd_misses)["truncated"] <= MOST_READS
 
 
 def test_a_full_disk_costs_a_line(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

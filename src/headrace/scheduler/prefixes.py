@@ -26,6 +26,8 @@ AHEAD_PAGES, AHEAD_SLOTS, AHEAD_ENTRIES = 256, 8, 32
 """Pages of a group and checkpoint slots that are kept free, and entries that are evicted for it in a step at most."""
 AHEAD_SHARE = 64
 """But one part in so many of the cache at most."""
+MOST_READS = 4
+"""Of a prompt from SSD: where something was damaged, less is asked for."""
 _OFF = PrefixSettings(FlopsPerByte(1.0, 0.0, 1), split_tokens=1)
 
 
@@ -100,7 +102,7 @@ class Prefixes:
 
     def _from_ssd(self, sequence: Sequence, found: Lookup) -> Lookup | Read | None:
         ssd = self.host.ssd if self.host else None
-        if self.host is None or ssd is None or sequence.sought:
+        if self.host is None or ssd is None or not self._seeks(sequence):
             return found
         salt, more_than = sequence.request.salt, found.tokens + self.settings.split_tokens
         read = ssd.coming(salt, found.key, more_than)
@@ -109,9 +111,15 @@ class Prefixes:
             read = self.host.fetch(salt, found.key, there) if there else None
             if there is not None and read is None and ssd.reading:
                 return None
-            sequence.sought = True
+            sequence.sought = sequence.sought + 1 if read else MOST_READS
         sequence.read = read or sequence.read
         return read or found
+
+    @staticmethod
+    def _seeks(sequence: Sequence) -> bool:
+        """Whether it is to be looked for on SSD: once, and again where what was found could not be read."""
+        damaged = sequence.read is not None and sequence.read.damaged
+        return sequence.sought < (MOST_READS if damaged else 1)
 
     def _find(self, salt: str, key: bytes, most: int, writes: bool) -> Lookup:
         match = self.cache.match(salt, key, most)

@@ -28,8 +28,8 @@ class Sequence:
     sample tokens. done: finished or cancelled, but rows are still in flight; what it holds is given back when the last one is
     committed, and what they sample is in `output` too, though nobody hears of it. frozen: where drafts are verified, the device
     computes nothing more of it. key: its known tokens as bytes, once they were looked up. arrival: how it will begin, while
-    what it begins with comes from host memory. read: what it waited for to come from SSD; sought: whether it was looked for
-    there. cached_tokens: of the prompt, when it first took a slot. proposes: how many drafts the drafter on the device has for
+    what it begins with comes from host memory. read: what it waited for to come from SSD; sought: how often it was looked
+    for there. cached_tokens: of the prompt, when it first took a slot. proposes: how many drafts the device's drafter has for
     it, as of the last row that is committed. drafts_made, drafts_kept: in all.
     """
 
@@ -49,7 +49,7 @@ class Sequence:
     key: bytes = b""
     arrival: Admission | None = None
     read: Read | None = None
-    sought: bool = False
+    sought: int = 0
     cached_tokens: int | None = None
     proposes: int = MOST_DRAFTS
     drafts_made: int = 0

@@ -71,6 +71,11 @@ class Read:
     over: bool = False
     failed: bool = False
 
+    @property
+    def damaged(self) -> bool:
+        """Whether it has come in part. Not so what is only late: more of it would be, too."""
+        return self.failed and self.future.done()
+
 
 @dataclass(slots=True)
 class _Save:
@@ -243,11 +248,11 @@ class SsdTier:
             self._host.unhold(state)
 
     def _finish(self, read: Read) -> None:
-        """File what has come: all of it, or whole blocks of a model that can be resumed at any token."""
+        """File what has come: all of it, or whole blocks, from which another read may go on."""
         read.over = True
         count = 0 if read.future.exception() else read.future.result()
         whole = count == len(read.entries)
-        tokens = read.tokens if whole else read.first if self._by_checkpoint else read.first + count * self._block_tokens
+        tokens = read.tokens if whole else read.first + count * self._block_tokens
         self._host.record(read.lease, np.frombuffer(read.key, np.uint32)[read.first : tokens].tolist())
         if read.slot is not None and not (whole and self._host.checkpoint(read.lease, read.slot) is not None):
             self._host.checkpoint_slots.release(read.slot)
