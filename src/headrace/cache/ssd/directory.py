@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from headrace.cache.ssd.allowance import NO_SPACE
 from headrace.cache.ssd.disk import Disk
 from headrace.cache.ssd.key import is_name, shard_of
 from headrace.errors import ConfigError
 
 SHARDS = 256
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PART = re.compile(r"[0-9a-f]{32}\.part")
 _ATTEMPTS = 3
 _SETTLED_NS = 2_000_000_000
@@ -111,6 +111,10 @@ class CacheDirectory:
         with suppress(OSError):
             return [name for name in os.listdir(self._parts) if _PART.fullmatch(name)]
         return []
+
+    def free_bytes(self) -> int:
+        """Of the file system, as far as it says. Raises OSError."""
+        return self._disk.free_bytes(self._entries)
 
     def changed(self) -> list[int]:
         """Shards in which others may have made or removed files since they were scanned."""

@@ -55,5 +55,10 @@ class Disk:
     def used_ns(self, path: str) -> int:
         return os.stat(path, follow_symlinks=False).st_mtime_ns
 
+    def free_bytes(self, path: str) -> int:
+        """Of the file system that the path is on, for others than its administrator."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def close(self, fd: int) -> None:
         os.close(fd)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cache.ssd.allowance import NO_SPACE, Allowance
 from headrace.cache.ssd.catalogue import Catalogue
 from headrace.cache.ssd.counters import Counters, DropReason, MissReason, SsdStats
 from headrace.cache.ssd.directory import CacheDirectory
@@ -33,9 +34,10 @@ _REFRESH_PARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class SsdSettings:
-    """directory: may be shared by servers. cap_bytes: of all entries in it, whoever wrote them. queue_bytes: of what waits to
-    be written; what would be more is dropped. sync: flush each file before it appears (see docs/decisions). pause_s: after a
-    failed write. refresh_s: how often other servers' entries are looked for. read_threads: that read large entries.
+    """directory: may be shared by servers. cap_bytes: of all entries in it, whoever wrote them; less on a disk that is full
+    before. queue_bytes: of what waits to be written; what would be more is dropped. sync: flush each file before it appears
+    (see docs/decisions). pause_s: after a failed write. refresh_s: how often other servers' entries are looked for.
+    read_threads: that read large entries.
     """
 
     directory: Path
@@ -69,6 +71,7 @@ class SsdStore:
         self._disk = disk or Disk()
         self._directory = CacheDirectory(settings.directory, self._disk)
         self._catalogue = Catalogue()
+        self._allowance = Allowance(settings.cap_bytes)
         self._counters = Counters()
         self._pause = Pause(settings.directory, settings.pause_s, clock)
         self._pending: set[str] = set()  # names that wait to be written
@@ -155,7 +158,7 @@ class SsdStore:
             self._readers.pool.shutdown()
 
     def _refusal(self, nbytes: int) -> DropReason | None:
-        if nbytes > self.settings.cap_bytes:
+        if nbytes > self._allowance.bytes:
             return "too_large"
         return "paused" if self._pause.active else None
 
@@ -182,12 +185,7 @@ class SsdStore:
             return self._drop(key, done, "paused")
         began_s = time.perf_counter()
         try:
-            self._make_room(nbytes)
-            try:
-                self._write_file(key, views)
-            except FileNotFoundError:  # somebody has cleared the directory
-                self._directory.make()
-                self._write_file(key, views)
+            self._write_somewhere(key, views, nbytes)
         except OSError as error:
             self._pause.failed(error)
             return self._drop(key, done, "write_error")
@@ -200,6 +198,30 @@ class SsdStore:
         self._counters.stored(nbytes, time.perf_counter() - began_s)
         self._finish(key, done, True)
 
+    def _write_somewhere(self, key: EntryKey, views: Sequence[memoryview], nbytes: int) -> None:
+        """On a full disk in the place of others. Raises OSError."""
+        self._make_room(nbytes)
+        try:
+            self._write_file(key, views)
+        except FileNotFoundError:  # somebody has cleared the directory
+            self._directory.make()
+            self._write_file(key, views)
+        except OSError as error:
+            if error.errno not in NO_SPACE or not self._settle_for_less(error, nbytes):
+                raise
+            self._make_room(nbytes)
+            self._write_file(key, views)
+
+    def _settle_for_less(self, error: OSError, nbytes: int) -> bool:
+        """The disk is full: keep less from now on. Whether an entry of so many bytes can have the place of others."""
+        self._refresh()
+        knew = self._allowance.learnt
+        if not self._allowance.full(self.total_bytes, nbytes, quota=error.errno == errno.EDQUOT):
+            return False
+        LOG.log(logging.INFO if knew else logging.WARNING, "ssd cache: %s: %s: %d bytes are kept, not %d",
+                self.settings.directory, error.strerror, self._allowance.bytes, self.settings.cap_bytes)
+        return True
+
     def _write_file(self, key: EntryKey, views: Sequence[memoryview]) -> None:
         path = self._directory.path(key.name)
         with self._directory.changing(key.name):
@@ -207,9 +229,9 @@ class SsdStore:
 
     def _make_room(self, nbytes: int) -> None:
         """Evict until `nbytes` more fit. What another server has used since is spared until its turn comes."""
-        if self._unrefreshed_bytes > self.settings.cap_bytes // _REFRESH_PARTS:
+        if self._unrefreshed_bytes > self._allowance.bytes // _REFRESH_PARTS:
             self._refresh()
-        while self.total_bytes + nbytes > self.settings.cap_bytes:
+        while self.total_bytes + nbytes > self._allowance.bytes:
             oldest = self._catalogue.oldest()
             if oldest is None:
                 return
@@ -233,6 +255,9 @@ class SsdStore:
         self._unrefreshed_bytes = 0
         for shard in self._directory.changed():
             self._catalogue.replace(shard, self._directory.scan(shard, now_ns))
+        if self._allowance.may_grow:
+            with suppress(OSError):
+                self._allowance.free(self.total_bytes, self._directory.free_bytes())
 
     def _missed(self, name: str, reason: MissReason, why: str, *, remove: bool) -> bool:
         self._counters.miss(reason)
