@@ -116,3 +116,21 @@ def test_drafts_that_are_left_out_leave_nothing_behind(depth: int) -> None:
             assert 0 <= sequence.drafted <= 3 * sequence.in_flight
     assert found == {each.id: expected_output(each) for each in requests}
     assert left_out > 5 and asked > 20 and not scheduler.has_work and scheduler.stats().slots_used == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_drafts_that_were_asked_for_and_not_there_are_not_counted(depth: int) -> None:
+    """Rows are planned before it is known what the drafter has."""
+    scheduler = Scheduler(LAYOUT, chunk_tokens=64, pace=FixedPace(3, 3))
+    device, flight = FakeDevice(LAYOUT, recurrent=False), deque[StepPlan]()
+    scheduler.add(request("r0", 7))
+    asked = 0
+    for _ in range(8):
+        plan = scheduler.plan()
+        assert plan is not None
+        asked += sum(row.asked for row in plan.rows)
+        flight.append(plan)
+        if len(flight) == depth:
+            result = device.run(flight.popleft())
+            scheduler.commit(replace(result, rows=tuple(replace(row, proposes=0) for row in result.rows)))
+    assert (asked > 0) == (depth > 1) and scheduler.stats().drafted == (0, 0, 0)

@@ -70,11 +70,14 @@ class DraftCounts:
         return known and shape_of(tokens, len(rows), prompts, self._prompts) is not None
 
     def note(self, row: Row, result: RowResult, sequence: Sequence) -> None:
-        """A row is committed whose sequence goes on, or ends with it."""
-        sequence.proposes = result.proposes
+        """A row is committed whose sequence goes on, or ends with it. It may have asked for drafts before it was known that
+        there are none: as many were made as the drafter had behind the row before it.
+        """
+        there, sequence.proposes = sequence.proposes, result.proposes
         if row.tokens or not row.samples or sequence.holding is None:
             return
-        made, kept = row.draft_count, len(result.tokens) - 1
+        kept = len(result.tokens) - 1
+        made = max(kept, min(row.draft_count, there)) if row.asked else row.draft_count
         for position in range(made):
             self.made[position] += 1
             self.kept[position] += position < kept
