@@ -18,6 +18,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.tiny import make_tiny_checkpoint
 from tests.support.tiny_dflash import dflash_config, dflash_tensors, write_dflash
 
+from headrace import loader
 from headrace.cache.ssd import SsdStore
 from headrace.cache.ssd.disk import Disk
 from headrace.cache.ssd.key import key_of
@@ -354,11 +355,22 @@ def test_what_a_killed_server_has_written_is_there(checkpoint: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("settings", "why"),
     [({"ssd_cache_bytes": 0}, "ssd_cache_bytes must be 1 or more"), ({"ssd_cache_bytes": 9}, "fewer than the .* of one entry"),
-     ({"ram_cache_bytes": 9}, "host memory on the way, and ram_cache_bytes 9 are too few")],
+     ({"ram_cache_bytes": 9}, "host memory on the way, and ram_cache_bytes 9 are too few"),
+     ({"ssd_cache": "/proc/headrace"}, "the SSD cache cannot be kept in /proc/headrace: "),
+     ({"ssd_cache": __file__}, "the SSD cache cannot be kept in .*test_ssd_cache.py: ")],
 )
-def test_too_few_bytes_are_refused(checkpoint: Path, tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+def test_what_cannot_be_kept_is_refused_before_weights_are_read(
+    checkpoint: Path, tmp_path: Path, settings: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "load_weights", None)
     with pytest.raises(ConfigError, match=why):
-        engine(checkpoint, ssd_cache=str(tmp_path / "ssd"), **settings)
+        engine(checkpoint, **{"ssd_cache": str(tmp_path / "ssd"), **settings})
+
+
+def test_a_directory_without_a_prefix_cache_is_said_to_be_of_no_use(checkpoint: Path, tmp_path: Path) -> None:
+    with engine(checkpoint, prefix_cache="off", ssd_cache=str(tmp_path / "ssd")) as llm:
+        assert f"ssd cache: {tmp_path}/ssd is not used, since nothing is kept: the prefix cache is off" in llm.info.notes
+    assert not (tmp_path / "ssd").exists()
 
 
 @pytest.mark.parametrize("settings", [{"ram_cache_bytes": 1 << 20}, {"ssd_cache": "/tmp/none"}])

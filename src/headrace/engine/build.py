@@ -16,7 +16,7 @@ from headrace.engine.core import EngineCore
 from headrace.engine.device_drafters import drafter_maker
 from headrace.engine.model_source import find_model
 from headrace.engine.shared_gpu import budget_beside_others
-from headrace.engine.ssd_cache import open_store, ssd_note, ssd_settings
+from headrace.engine.ssd_cache import check_store, open_store, ssd_note, ssd_settings
 from headrace.engine.start import Start, planned_workspace
 from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
@@ -100,6 +100,7 @@ def build_engine(
     model = replace(model, spec=replace(model.spec, drafter=chosen.memory.cache))
     if config.ssd_cache and not config.ram_cache_bytes:
         config = replace(config, ram_cache_bytes=staging_bytes(model.spec, budget.layout, config, dtypes, ram_bytes()))
+    check_store(config, prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)[0])
     try:
         drafted = Drafted(drafter, chosen.memory, pace)
         core, runner = _build_core(model, budget, dtypes, hardware, config, progress, drafted, start, make_masks)
@@ -109,8 +110,8 @@ def build_engine(
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
     info = _describe(model, config, budget, dtypes, hardware, chosen, start)
-    if core.outlived:
-        info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes)))
+    if config.ssd_cache:
+        info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes if core.outlived else None)))
     return BuiltEngine(core, info, runner, start.memory(budget))
 
 

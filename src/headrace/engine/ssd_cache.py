@@ -11,6 +11,8 @@ from headrace.cache.layout import cache_groups
 from headrace.cache.prefix.settings import PrefixSettings
 from headrace.cache.ssd import SsdSettings as StoreSettings
 from headrace.cache.ssd import SsdStore
+from headrace.cache.ssd.directory import CacheDirectory
+from headrace.cache.ssd.disk import Disk
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
@@ -26,8 +28,20 @@ if TYPE_CHECKING:
     from headrace.runner.host_pools import HostPools
 
 
+def check_store(config: EngineConfig, prefixes: PrefixSettings | None) -> None:
+    """Raise ConfigError where the store could not be opened: weights need not be read to know that."""
+    asked = _asked_for(config, prefixes)
+    if asked is not None:
+        CacheDirectory(asked.directory, Disk()).open()
+
+
 def open_store(config: EngineConfig, prefixes: PrefixSettings | None) -> SsdStore | None:
     """The store in the directory that is asked for, if anything can be kept there. Raises ConfigError."""
+    asked = _asked_for(config, prefixes)
+    return None if asked is None else SsdStore(asked)
+
+
+def _asked_for(config: EngineConfig, prefixes: PrefixSettings | None) -> StoreSettings | None:
     if not config.ssd_cache or prefixes is None:
         return None
     if prefixes.host is None:
@@ -36,11 +50,13 @@ def open_store(config: EngineConfig, prefixes: PrefixSettings | None) -> SsdStor
     largest = block_pages(sum(prefixes.page_bytes)) * sum(prefixes.page_bytes) + prefixes.checkpoint_bytes
     if config.ssd_cache_bytes < largest:
         raise ConfigError(f"ssd_cache_bytes: {config.ssd_cache_bytes:,} are fewer than the {largest:,} of one entry")
-    return SsdStore(StoreSettings(Path(config.ssd_cache).absolute(), config.ssd_cache_bytes))
+    return StoreSettings(Path(config.ssd_cache).absolute(), config.ssd_cache_bytes)
 
 
-def ssd_note(config: EngineConfig, there_bytes: int) -> str:
-    """What the directory has. there_bytes: of entries, of all models."""
+def ssd_note(config: EngineConfig, there_bytes: int | None) -> str:
+    """What the directory has. there_bytes: of entries, of all models; None where nothing is kept, so that it is of no use."""
+    if there_bytes is None:
+        return f"ssd cache: {config.ssd_cache} is not used, since nothing is kept: the prefix cache is off"
     return f"ssd cache: {there_bytes:,} of {config.ssd_cache_bytes:,} bytes in {config.ssd_cache}"
 
 
