@@ -14,14 +14,16 @@ Message = dict[str, Any]
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _SYSTEM_ROLES = ("system", "developer")
+_INSTEAD = ("tool_calls", "function_call", "reasoning_content", "reasoning")
+"""Fields of an assistant's message beside which it may have no content."""
 
 
 def normal_messages(messages: object) -> list[Message]:
     """Copies in which equal meanings look equal, so that they render to equal bytes.
 
     Absent and null fields are left out, and empty reasoning and tool calls. content is always there, a string: text parts are
-    joined as they are, null is "". The arguments of tool calls are objects. Raises RequestError naming the field, as in
-    `messages[2].content`.
+    joined as they are; "" where a tool returned nothing, or the assistant called tools or thought and no more. The arguments
+    of tool calls are objects. Raises RequestError naming the field, as in `messages[2].content`.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
@@ -51,7 +53,9 @@ def _message(message: object, where: str) -> Message:
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise RequestError(f"{where}.role must be a word such as user or assistant, not {role!r}", param=f"{where}.role")
     normal = {key: value for key, value in message.items() if value is not None}
-    normal["content"] = _content(message.get("content"), f"{where}.content")
+    if "content" not in normal and role != "tool" and not (role == "assistant" and any(field in normal for field in _INSTEAD)):
+        raise RequestError(f"{where}.content is missing", param=f"{where}.content")
+    normal["content"] = _content(normal.get("content", ""), f"{where}.content")
     if normal.get("reasoning_content") == "":
         del normal["reasoning_content"]
     if "tool_calls" in normal:
@@ -62,8 +66,6 @@ def _message(message: object, where: str) -> Message:
 
 
 def _content(content: object, where: str) -> str:
-    if content is None:
-        return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
