@@ -92,6 +92,16 @@ async def test_metrics(front: LiveFront) -> None:
         assert float(values[f"headrace_{name}"]) == 0
 
 
+def test_tokens_that_come_together_are_counted_one_by_one() -> None:
+    """All but the first of a request, and the seconds that they took."""
+    metrics = Metrics(EngineStats)
+    for count, waited_s in ((1, 0.25), (4, 0.5), (0, 0.125)):
+        metrics.tokens(count, waited_s)
+    lines = metrics.exposition().decode().splitlines()
+    assert {"headrace_inter_token_latency_seconds_count 5.0", "headrace_inter_token_latency_seconds_sum 0.75",
+            'headrace_inter_token_latency_seconds_bucket{le="0.2"} 4.0'} <= set(lines)
+
+
 def test_metrics_of_the_prefix_cache() -> None:
     misses = (("cold", 2), ("no_checkpoint", 1))
     times = RestoreTimes("ssd", 4.5, (0, 0, 2, 0, 0, 0, 0, 1, 0, 1))

@@ -119,8 +119,8 @@ class Metrics:
         self._registry.register(_EngineCollector(stats))
         self._first_token = Histogram("headrace_time_to_first_token_seconds", "From a request's arrival to its first token.",
                                       buckets=_FIRST_TOKEN_S, registry=self._registry)
-        self._between_tokens = Histogram("headrace_inter_token_latency_seconds", "Between the tokens of a request.",
-                                         buckets=_BETWEEN_TOKENS_S, registry=self._registry)
+        self._between_tokens = Histogram("headrace_inter_token_latency_seconds", "Between tokens of a request: of those that "
+                                         "come together each has its share.", buckets=_BETWEEN_TOKENS_S, registry=self._registry)
         self._requests = Histogram("headrace_request_latency_seconds", "From a request's arrival to its end.",
                                    buckets=_REQUEST_S, registry=self._registry)
         self._finished = Counter("headrace_requests_finished", "Requests that have ended, by what ended them.", ("reason",),
@@ -130,8 +130,10 @@ class Metrics:
         self._first_token.observe(waited_s)
 
     def tokens(self, count: int, waited_s: float) -> None:
-        """`count` tokens that came together, `waited_s` after those before them."""
-        if count:
+        """`count` tokens that came together, `waited_s` after those before them: each has its share of that, so that the
+        histogram counts all tokens but the first, and its sum is the time that they took.
+        """
+        for _ in range(count):
             self._between_tokens.observe(waited_s / count)
 
     def finished(self, reason: str, took_s: float) -> None:

@@ -101,6 +101,7 @@ class Choice:
             self._metrics.tokens(len(event.tokens), now_s - last_s)
         else:
             self._metrics.first_token(now_s - self._arrival_s)
+            self._metrics.tokens(len(event.tokens) - 1, 0.0)
         return now_s
 
     def _detokenize(self, event: TokenEvent) -> Piece:
