@@ -120,7 +120,8 @@ class Metrics:
         self._first_token = Histogram("headrace_time_to_first_token_seconds", "From a request's arrival to its first token.",
                                       buckets=_FIRST_TOKEN_S, registry=self._registry)
         self._between_tokens = Histogram("headrace_inter_token_latency_seconds", "Between tokens of a request: of those that "
-                                         "come together each has its share.", buckets=_BETWEEN_TOKENS_S, registry=self._registry)
+                                         "come together each has its share.", buckets=_BETWEEN_TOKENS_S,
+                                         registry=self._registry)
         self._requests = Histogram("headrace_request_latency_seconds", "From a request's arrival to its end.",
                                    buckets=_REQUEST_S, registry=self._registry)
         self._finished = Counter("headrace_requests_finished", "Requests that have ended, by what ended them.", ("reason",),
