@@ -68,10 +68,16 @@ def _checkpoints(needs: CacheNeeds, cache_bytes: int, spare_bytes: int, seqs: in
 
 
 def _too_small(needs: CacheNeeds, cache_bytes: int, seqs: int) -> str:
-    page = sum(map(needs.page_bytes, needs.groups))
+    page, asked = sum(map(needs.page_bytes, needs.groups)), needs.checkpoints() * needs.state_bytes
+    least = needs.least_bytes(seqs) - asked
+    if asked and least <= cache_bytes:
+        return (
+            f"gpu_checkpoint_bytes: {needs.config.gpu_checkpoint_bytes:,} are too many for a cache of {cache_bytes:,} bytes: "
+            f"what runs needs {least:,} of it, and {cache_bytes - least:,} are left"
+        )
     return (
         f"the cache of {cache_bytes:,} bytes is too small: {seqs} states of {needs.state_bytes:,} bytes and pages of {page:,} "
-        "bytes; give it more (--cache-bytes, --memory-bytes) or lower --max-seqs"
+        "bytes; give it more (--cache-bytes, --memory-bytes) or have fewer sequences run at once"
     )
 
 
