@@ -235,6 +235,18 @@ def test_a_directory_of_damaged_files_costs_a_few_reads(tmp_path: Path) -> None:
         assert 1 <= dict(llm._core.stats().ssd_misses)["truncated"] <= MOST_READS
 
 
+def test_pages_without_a_state_are_no_cold_prompt(tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "qwen3_5_text", seed=4)
+    with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
+        known = grown(conversation(llm, 3, 1), 1)
+    for path in states(tmp_path / "ssd"):
+        path.unlink()
+    with engine(checkpoint, ssd_cache=str(tmp_path / "ssd")) as llm:
+        assert [each.cached_tokens for each in llm.generate([known], GREEDY)] == [0]
+        llm.generate([prompt(77, 99)], GREEDY)
+        assert dict(llm._core.stats().prefix_misses) == {"no_checkpoint": 1, "cold": 1}
+
+
 def test_a_full_disk_costs_a_line(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                   caplog: pytest.LogCaptureFixture) -> None:
     def full(*_: object) -> int:

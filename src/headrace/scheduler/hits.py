@@ -32,6 +32,8 @@ class Hits:
             miss = Miss.COLD  # a prompt of one token, which has to be computed
         if miss is None:
             return
+        if miss is Miss.COLD and sequence.stateless:
+            miss = Miss.NO_CHECKPOINT
         why = Miss.SSD if read is not None and read.failed else miss
         (self.short if resumed else self.misses)[why] += 1
         tokens = len(sequence.request.prompt)

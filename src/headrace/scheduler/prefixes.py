@@ -112,6 +112,7 @@ class Prefixes:
             if there is not None and read is None and ssd.reading:
                 return None
             sequence.sought = sequence.sought + 1 if read else MOST_READS
+            sequence.stateless = there is None and ssd.has_pages(salt, found.key)
         sequence.read = read or sequence.read
         return read or found
 

@@ -29,8 +29,9 @@ class Sequence:
     committed, and what they sample is in `output` too, though nobody hears of it. frozen: where drafts are verified, the device
     computes nothing more of it. key: its known tokens as bytes, once they were looked up. arrival: how it will begin, while
     what it begins with comes from host memory. read: what it waited for to come from SSD; sought: how often it was looked
-    for there. cached_tokens: of the prompt, when it first took a slot. proposes: how many drafts the device's drafter has for
-    it, as of the last row that is committed. drafts_made, drafts_kept: in all.
+    for there; stateless: there are pages of it, and no state to go on from. cached_tokens: of the prompt, when it first took a
+    slot. proposes: how many drafts the device's drafter has for it, as of the last row that is committed. drafts_made,
+    drafts_kept: in all.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Sequence:
     arrival: Admission | None = None
     read: Read | None = None
     sought: int = 0
+    stateless: bool = False
     cached_tokens: int | None = None
     proposes: int = MOST_DRAFTS
     drafts_made: int = 0

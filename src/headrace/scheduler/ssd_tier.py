@@ -161,6 +161,11 @@ class SsdTier:
                 return Found(tokens, min(first, start), blocks[: max(0, start - first) // self._block_tokens], last)
         return None
 
+    def has_pages(self, salt: str, key: bytes) -> bool:
+        """Whether the SSD has the first block of a prompt, though perhaps no state behind it."""
+        chain = self._chain(salt, key[: self._block_tokens * TOKEN_BYTES])
+        return any(map(self._copies.contains, chain.blocks(0, len(chain))))
+
     def _in_host(self, salt: str, key: bytes, most: int) -> int:
         """The block boundary up to which pages are in host memory."""
         return self._host.match_pages(salt, key, most).tokens // self._block_tokens * self._block_tokens
