@@ -176,7 +176,8 @@ async def test_headrace_is_counted_right(tokenizer: Tokenizer, route: str, step_
 
 async def test_the_model_that_is_served(tokenizer: Tokenizer) -> None:
     async with LiveFront(tokenizer) as front:
-        assert await served_model(Server.at(front.url)) == front.state.model
+        served = await served_model(Server.at(front.url))
+        assert (served.name, served.vocab_size) == (front.state.model, front.state.engine.info.vocab_size)
         address = Server.at(front.url)
     with pytest.raises(HeadraceError, match="no server at http://127.0.0.1"):
         await served_model(address)

@@ -17,7 +17,7 @@ from tests.support.live_front import LiveFront
 from tests.support.raw_server import DONE, STREAM, RawServer, text_event, usage_event
 
 from headrace.bench.scenarios.serve import run
-from headrace.bench.serve_settings import Settings
+from headrace.bench.serve_settings import Settings, ids_within
 from headrace.engine.tokenizer import Tokenizer
 from headrace.errors import ConfigError, HeadraceError
 from headrace.types import Request
@@ -58,6 +58,20 @@ async def test_users_and_rates_are_runs_of_their_own(tokenizer: Tokenizer) -> No
     for words in ("1 user ", "3 users", "50/s", "6 of 6", "first token (TTFT)", "100%", "preemptions"):
         assert words in printed
     assert "counted" not in printed
+
+
+async def test_token_ids_are_those_that_the_server_has(tokenizer: Tokenizer) -> None:
+    """Fewer than are usual: the range is said, and is the first half's end on."""
+    async with LiveFront(tokenizer) as front:
+        front.emits([80] * 8)
+        least, most = tokenizer.vocab_size // 2, tokenizer.vocab_size - 1
+        for name in (None, front.state.model):
+            [run], printed = await measure(front.url, replace(SMALL, token_ids=None, model=name))
+            assert run["answered"] == 6 and f"token ids {least}-{most}: the model has {most + 1}" in printed
+        assert {token for request in front.engine.submitted for token in request.prompt} <= set(range(least, most + 1))
+    assert [ids_within(size) for size in (2, 302, 1500, 32_000, 248_320)] == [
+        "1-1", "151-301", "750-1499", "1000-31999", "1000-31999"
+    ]
 
 
 async def test_the_same_seed_asks_the_same(tokenizer: Tokenizer) -> None:

@@ -194,8 +194,18 @@ def _payloads(lines: list[bytes]) -> Iterator[bytes]:
             yield line[5:].strip()
 
 
-async def served_model(server: Server) -> str:
-    """The name of the first model there. Raises HeadraceError if the server is none, or not OpenAI-compatible."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of a server's list. vocab_size: token ids that it has, where the server says so."""
+
+    name: str
+    vocab_size: int | None
+
+
+async def served_model(server: Server, name: str | None = None) -> Served:
+    """The model of that name, or the first one that is listed. Raises HeadraceError if the server is none, or not
+    OpenAI-compatible.
+    """
     try:
         response, body = await get(server, "/v1/models")
     except (ConnectError, DisconnectedError) as error:
@@ -203,6 +213,9 @@ async def served_model(server: Server) -> str:
     if response.status != 200:
         raise HeadraceError(f"{server.url}/v1/models: {error_message(body)} (HTTP {response.status})")
     try:
-        return str(msgspec.json.decode(body)["data"][0]["id"])
-    except (msgspec.MsgspecError, LookupError, TypeError):
+        listed = msgspec.json.decode(body)["data"]
+        first = next((each for each in listed if each["id"] == name), listed[0] if name is None else {"id": name})
+        vocab_size = first.get("vocab_size")
+        return Served(str(first["id"]), vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None)
+    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError):
         raise HeadraceError(f"{server.url} does not answer as an OpenAI-compatible server") from None

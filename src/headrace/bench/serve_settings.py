@@ -14,6 +14,9 @@ from headrace.config import setting
 from headrace.errors import ConfigError
 
 WORKLOADS = ("random", "shared-prefix", "text", "chats")
+DRAWN = ("random", "shared-prefix")
+"""Workloads of random token ids."""
+USUAL_IDS = "1000-31999"
 OWN_FIELDS = frozenset({"model", "stream", "stream_options", "n", "prompt", "messages", "max_tokens"})
 """Of a request's body, which --body cannot set."""
 POSITIVE = (
@@ -59,7 +62,10 @@ class Settings:
     prompts: str | None = setting(
         None, 'For text, a file of JSON lines with "prompt" or "messages" and any other field of a request.', metavar="FILE"
     )
-    token_ids: str = setting("1000-31999", "The range that random token ids are drawn from.", metavar="N-N")
+    token_ids: str | None = setting(
+        None, "The range that random token ids are drawn from; 1000-31999 if not given, or those of the server's model, if it "
+        "says that they are fewer.", metavar="N-N"
+    )
     body: str = setting("{}", 'More fields of every request\'s body, such as {"temperature": 0}.', metavar="JSON")
     timeout_s: float = setting(600.0, "Seconds after which a request has failed.", metavar="S")
     sample_s: float = setting(0.5, "Seconds between two looks at the server's /metrics.", metavar="S")
@@ -91,10 +97,17 @@ def levels(settings: Settings) -> list[Level]:
     return [Level(users=each) for each in users] + [Level(rate=each) for each in settings.rate]
 
 
+def ids_within(vocab_size: int) -> str:
+    """Token ids to draw from, of a model that has so many: none of the first, of which some are special, unless it has few."""
+    usual = Lengths.of(USUAL_IDS, "--token-ids")
+    most = max(1, min(usual.most, vocab_size - 1))
+    return f"{min(usual.least, -(-most // 2))}-{most}"
+
+
 def make_workload(settings: Settings, seed: str) -> Workload:
     """Raises ConfigError naming the flag, or the line of the file, that cannot work."""
     inputs, outputs = Lengths.of(settings.input_tokens, "--input-tokens"), _outputs(settings)
-    ids = Lengths.of(settings.token_ids, "--token-ids")
+    ids = Lengths.of(settings.token_ids or USUAL_IDS, "--token-ids")
     match settings.workload:
         case "text":
             return PromptFile.read(Path(settings.prompts or ""), outputs)
@@ -122,7 +135,7 @@ def common_fields(settings: Settings) -> Mapping[str, Any]:
         raise ConfigError(f"--body: {error}") from None
     if not isinstance(fields, dict) or OWN_FIELDS & fields.keys():
         raise ConfigError(f"--body must be a JSON object without {', '.join(sorted(OWN_FIELDS))}")
-    goes_on = settings.workload in ("random", "shared-prefix") if settings.ignore_eos is None else settings.ignore_eos
+    goes_on = settings.workload in DRAWN if settings.ignore_eos is None else settings.ignore_eos
     return {**fields, "ignore_eos": True} if goes_on else fields
 
 

@@ -15,11 +15,22 @@ from typing import Any
 from rich.console import Console
 
 from headrace.bench.arrivals import arrival_times_s
-from headrace.bench.client import served_model
+from headrace.bench.client import Served, served_model
 from headrace.bench.counters import Watch
 from headrace.bench.exchange import Server
 from headrace.bench.load import Asked, Sender, at_times, with_users
-from headrace.bench.serve_settings import Level, Settings, check, common_fields, levels, make_warm_up, make_workload
+from headrace.bench.serve_settings import (
+    DRAWN,
+    USUAL_IDS,
+    Level,
+    Settings,
+    check,
+    common_fields,
+    ids_within,
+    levels,
+    make_warm_up,
+    make_workload,
+)
 from headrace.bench.strain import Strain
 from headrace.bench.summary import Limits, raw, spread_ms, summarise
 from headrace.bench.table import print_runs
@@ -37,13 +48,28 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
 
 async def _run(settings: Settings, console: Console) -> dict[str, Any]:
     server = Server.at(settings.url, settings.api_key)
-    model = settings.model or await served_model(server)
+    served = await _served(server, settings.model)
+    model = served.name
     sender = Sender(server, {**common_fields(settings), "model": model}, settings.timeout_s)
     console.print(f"{model} at {server.url}, workload {settings.workload}, seed {settings.seed}")
+    if settings.token_ids is None and served.vocab_size and ids_within(served.vocab_size) != USUAL_IDS:
+        settings = replace(settings, token_ids=ids_within(served.vocab_size))
+        if settings.workload in DRAWN:
+            console.print(f"token ids {settings.token_ids}: the model has {served.vocab_size}")
     await _try_out(settings, sender)
     runs = [await _run_level(settings, level, sender) for level in levels(settings)]
     print_runs(console, runs)
     return {"model": model, "runs": runs}
+
+
+async def _served(server: Server, name: str | None) -> Served:
+    """A model whose name is given need not be in the server's list."""
+    try:
+        return await served_model(server, name)
+    except HeadraceError:
+        if name is None:
+            raise
+        return Served(name, None)
 
 
 async def _run_level(settings: Settings, level: Level, sender: Sender) -> dict[str, Any]:

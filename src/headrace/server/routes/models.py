@@ -10,7 +10,7 @@ from headrace.server.json_response import json_response
 
 
 def add_routes(app: FastAPI, front: Front) -> None:
-    context = front.engine.info.context
+    context, vocab_size = front.engine.info.context, front.engine.info.vocab_size
     model = {
         "id": front.model,
         "object": "model",
@@ -19,6 +19,7 @@ def add_routes(app: FastAPI, front: Front) -> None:
         "root": front.model,
         "max_model_len": context,
         "context_length": context,
+        "vocab_size": vocab_size,
     }
 
     @app.get("/v1/models")
