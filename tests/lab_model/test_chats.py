@@ -15,8 +15,6 @@ from tests.support.server_process import ServerProcess
 
 from headrace.bench.held_out import Text
 
-pytestmark = pytest.mark.long  # until the weights are package data: then with all others
-
 TURNS, ANSWER = 10, 16
 GENERATION_TOKENS = 4
 """What the template puts behind the last message, for the answer to follow."""

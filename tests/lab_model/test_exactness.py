@@ -10,8 +10,6 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.bench.held_out import Text, prompts
 
-pytestmark = pytest.mark.long  # until the weights are package data: then with all others
-
 CHATS, TOKENS = 6, 40
 DRAFTERS: tuple[dict[str, Any], ...] = (
     {"speculate": "lookup", "draft_tokens": 7}, {"speculate": "mtp", "draft_tokens": 4}, {"speculate": "dflash"},

@@ -13,7 +13,6 @@ from headrace.bench.held_out import Text
 from headrace.bench.scenarios import quality
 from headrace.engine.tokenizer import load_tokenizer
 
-pytestmark = pytest.mark.long
 MOST = {("fp16", "fp32"): 2e-3, ("int8", "fp32"): 2e-3, ("fp8", "fp32"): 2e-3, ("bf16", "fp16"): 5e-4}
 """Of the perplexity, over that of bf16 keys and values and fp32 states."""
 
