@@ -163,7 +163,10 @@ class PlanConfig:
     kv_scales: str = setting(
         "token-head", "Scales of 8-bit keys and values: one for each token and head, or one for all.", choices=KV_SCALES
     )
-    vision: str = setting("auto", "Whether a vision tower is in memory; auto is on if the checkpoint has one.", choices=VISION)
+    vision: str = setting(
+        "auto", "Whether a vision tower is planned, which serve leaves out so far; auto plans the checkpoint's where it costs "
+        "neither what is asked for nor the drafter, and says what serve has without it.", choices=VISION,
+    )
 
 
 def from_settings(cls: type[Any], settings: dict[str, Any]) -> Any:

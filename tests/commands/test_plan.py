@@ -182,7 +182,7 @@ def test_the_most_that_fits_is_the_most() -> None:
         "qwen3.8-27b:w4a16 --gpu rtx3090 --memory-bytes 1000000000 --context 8192",
         "qwen3.8-27b:w4a16 --gpu rtx3090 --context 40000 --users 2 --speculate mtp --verify-tokens 9 --draft-vocabulary 1024",
         "qwen3.8-27b:w4a16 --gpu rtx3090 --context 90000 --draft-tokens 2",
-        "qwen3.8-27b:nvfp4 --gpu rtx3090 --context 131072 --kv-dtype int8",
+        "qwen3.8-27b:nvfp4 --gpu rtx3090 --context 200000 --kv-dtype int8",
     ],
 )
 def test_every_suggestion_fits(settings: str) -> None:
@@ -204,10 +204,26 @@ def test_every_suggestion_fits(settings: str) -> None:
         assert again["capacity_tokens"] == suggestion["capacity_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [("--gpu rtx4090 --cache-bytes 1000000", "cache-bytes"), ("--gpu rtx3090 --memory-bytes 99000000000", "memory-bytes"),
+     ("--gpu l4 --users 16 --memory-bytes 26000000000", "memory-bytes")],
+)
+def test_what_fits_instead_of_absurd_sizes_is_suggested(settings: str, flag: str) -> None:
+    shown = CliRunner().invoke(app, ["plan", "qwen3.8-27b:w4a16", *settings.split(), "--json"])
+    assert shown.exit_code == 1
+    value = json.loads(shown.stdout)["suggestions"][0]["settings"][flag]
+    words = settings.split()
+    at = words.index(f"--{flag}")
+    instead = [f"--{flag}", str(value)] if value else []
+    assert plan(" ".join(["qwen3.8-27b:w4a16", *words[:at], *instead, *words[at + 2 :]]))["fits"]
+
+
 def test_suggestions_are_of_all_kinds() -> None:
-    """Length, users, the type of keys and values, drafts, a vision tower that nobody asked for."""
+    """Length, users, the type of keys and values, drafts, a vision tower."""
     found = set()
-    for settings in ("--context 36864 --speculate dflash --vision off", "--context 32768 --users 8", "--context 80000"):
+    cases = ("--context 36864 --speculate dflash --vision off", "--context 32768 --users 8", "--context 75000 --vision on")
+    for settings in cases:
         for suggestion in plan(f"qwen3.8-27b:w4a16 --gpu rtx3090 {settings}")["suggestions"]:
             found |= suggestion["settings"].keys()
     assert {"context", "users", "kv-dtype", "speculate", "vision"} <= found
@@ -229,11 +245,13 @@ def test_a_plan_is_tried_with_its_drafter(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_auto_decides_is_told_with_and_without_a_vision_tower() -> None:
-    """A tower that is planned and not served yet may cost the drafter; limits are those that auto can reach."""
-    answer = plan("qwen3.8-27b:w4a16 --vram-bytes 24600000000")
+    """A tower that is asked for may cost the drafter, another does not; limits are those that auto can reach."""
+    answer = plan("qwen3.8-27b:w4a16 --vram-bytes 24600000000 --vision on")
     (note,) = (note for note in answer["notes"] if note.startswith("speculate: off: with mtp"))
     assert "instead of" in note and "--speculate mtp has it nevertheless" in note
-    assert any("without the vision tower, as `serve` is so far: speculate: mtp, up to 4" in note for note in answer["notes"])
+    served = plan("qwen3.8-27b:w4a16 --vram-bytes 24600000000")
+    assert any(note.startswith("speculate: mtp, up to 4") for note in served["notes"])
+    assert any(note.startswith("vision: the tower's 921,460,192 bytes are not planned") for note in served["notes"])
     alone = plan("qwen3.8-27b:w4a16 --vram-bytes 24600000000 --vision off --users 2")
     (reach,) = (note for note in alone["notes"] if "has room up to 2 x" in note)
     most = int(reach.split()[-4])
@@ -241,6 +259,19 @@ def test_what_auto_decides_is_told_with_and_without_a_vision_tower() -> None:
     for context, method in ((most, "speculate: mtp"), (alone["max_context"], "speculate: off")):
         again = plan(f"qwen3.8-27b:w4a16 --vram-bytes 24600000000 --vision off --users 2 --context {context}")
         assert again["fits"] and any(note.startswith(method) for note in again["notes"])
+
+
+@pytest.mark.parametrize("settings", ["--context 55000 --users 1", "--context 70000 --users 1", "--context 80000", ""])
+def test_a_tower_that_nobody_asked_for_costs_nothing_that_is_served(settings: str) -> None:
+    """Whether it fits, the most that does and the drafter are those of an engine, which leaves the tower out."""
+    for card in ("rtx3090", "rtx5090"):
+        auto, served = (plan(f"qwen3.8-27b:w4a16 --gpu {card} {settings} {vision}") for vision in ("", "--vision off"))
+        for name in ("fits", "max_context", "why", "draft_bytes_per_token"):
+            assert auto[name] == served[name], name
+        planned = any(line["name"] == "weights vision" for line in auto["lines"])
+        assert any(f"the tower's 921,460,192 bytes{'' if planned else ' are not'}" in note for note in auto["notes"])
+        if planned and not settings:
+            assert any(f"share {served['capacity_tokens']} tokens" in note for note in auto["notes"] if "without it" in note)
 
 
 def test_a_desktop_takes_what_it_is_said_to() -> None:
@@ -349,7 +380,7 @@ def test_what_cannot_be_planned_is_told(arguments: str, words: str) -> None:
 def test_a_person_is_told_the_same() -> None:
     shown = CliRunner().invoke(app, "plan qwen3.8-27b --gpu rtx3090 --context 32768 --users 8".split())
     assert shown.exit_code == 1
-    for words in ("weights vision", "8 sequences of 78,446,592 bytes", "does not fit: ", "would fit: the model in w4a16"):
+    for words in ("vision: the tower's", "8 sequences of 78,446,592 bytes", "does not fit: ", "would fit: the model in w4a16"):
         assert words in shown.stdout
     fitting = CliRunner().invoke(app, "plan qwen3.8-27b:w4a16 --gpu rtx3090".split())
     assert fitting.exit_code == 0 and "predicted, from bytes and bandwidth, not measured" in fitting.stdout

@@ -20,7 +20,7 @@ INTRODUCTION = """\
 
 Generated from `src/headrace/config.py` by `make settings`; do not edit it here. The engine's and the server's are flags of
 `headrace serve`; the engine's are also keywords of `LLM(...)`, with underscores for dashes, and most of them, with the plan's,
-flags of `headrace plan`. No environment variable and no file changes them.
+flags of `headrace plan`, where `--users` takes the place of `--max-seqs`. No environment variable and no file changes them.
 """
 
 

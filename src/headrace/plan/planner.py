@@ -15,7 +15,7 @@ from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
 from headrace.plan.engine_settings import check_settings
 from headrace.plan.extras import BudgetLine, Extras
-from headrace.plan.fit import NO_LIMIT_BYTES, Case
+from headrace.plan.fit import NO_LIMIT_BYTES, Case, outcome
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.speculation import check_drafts, drafter_extras
 from headrace.plan.stages import split
@@ -41,8 +41,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request worked out: what fits is asked of `case`, and the most that fits of `limits`: auto goes without a drafter where
-    there is no room for one.
+    """A request worked out: what fits is asked of `case`, and the most that fits of `limits`: auto goes without a drafter, and
+    without a vision tower, where there is no room for one. served: with --vision auto, the plan without a tower, as `serve` is
+    so far; None where it is the same.
     """
 
     request: Request
@@ -52,6 +53,7 @@ class Plan:
     drafting: Drafting
     case: Case
     limits: Case
+    served: Plan | None = None
 
     @property
     def drafter(self) -> DrafterMemory:
@@ -110,18 +112,27 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
     dtypes = resolve_dtypes(request.engine, devices[0], model.checkpoint.dtype)
     if settings.kv_scales == "one" and not has_scales(dtypes.kv):
         raise ConfigError("--kv-scales one is for --kv-dtype fp8 and int8")
-    beside = Extras(_vision(model, settings), one_scale=settings.kv_scales == "one")
-    drafting = _drafting(model, request, devices, dtypes, beside)
-    case = _case(model, request, devices, dtypes, drafting.memory, beside)
-    limits = _case(model, request, devices, dtypes, NO_DRAFTER, beside) if request.decides else case
-    return Plan(request, model, tuple(cards), dtypes, drafting, case, limits)
+    tower = _vision(model, settings)
+
+    def planned(lines: tuple[BudgetLine, ...]) -> Plan:
+        beside = Extras(lines, one_scale=settings.kv_scales == "one")
+        drafting = _drafting(model, request, devices, dtypes, beside)
+        case = _case(model, request, devices, dtypes, drafting.memory, beside)
+        limits = _case(model, request, devices, dtypes, NO_DRAFTER, beside) if request.decides else case
+        return Plan(request, model, tuple(cards), dtypes, drafting, case, limits)
+
+    return planned(tower) if settings.vision == "on" or not tower else _with_room(planned(()), lambda: planned(tower))
 
 
-def served_drafting(plan: Plan) -> Drafting:
-    """Of an engine of today, which leaves out a vision tower that is planned."""
-    one_scale = plan.request.plan.kv_scales == "one"
-    devices = [stage.hardware for stage in plan.case.stages]
-    return _drafting(plan.model, plan.request, devices, plan.dtypes, Extras(one_scale=one_scale))
+def _with_room(served: Plan, whole: Callable[[], Plan]) -> Plan:
+    """With a vision tower where it costs neither what is asked for nor the drafter; else as `serve` is so far."""
+    asked = served.request.engine.context, served.request.plan.users
+    if not outcome(served.case, *asked).fits:
+        return served
+    plan = whole()
+    if plan.drafter != served.drafter or not outcome(plan.case, *asked).fits:
+        return served
+    return replace(plan, limits=served.limits, served=served)
 
 
 def _drafting(
@@ -157,12 +168,20 @@ def _hardware(each: Card, request: Request) -> Hardware:
     )
 
 
+def tower_bytes(model: Model) -> int:
+    """Of its vision tower as it is stored; 0 without one."""
+    return sum(model.checkpoint.tensors[name].nbytes for name in _tower(model))
+
+
+def _tower(model: Model) -> list[str]:
+    return [name for reason, names in model.weight_map.left_out if reason == "vision tower" for name in names]
+
+
 def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
-    names = [name for reason, names in model.weight_map.left_out if reason == "vision tower" for name in names]
+    names = _tower(model)
     if settings.vision == "on" and not names:
         raise ConfigError(f"--vision on: {model.checkpoint.path} has no vision tower")
     if settings.vision == "off" or not names:
         return ()
-    stored = sum(model.checkpoint.tensors[name].nbytes for name in names)
-    why = f"{len(names)} tensors of the vision tower, which `serve` leaves out so far (--vision off)"
-    return (BudgetLine(VISION_LINE, stored, why),)
+    why = f"{len(names)} tensors of the vision tower, planned for; `serve` leaves them out so far (--vision off)"
+    return (BudgetLine(VISION_LINE, tower_bytes(model), why),)

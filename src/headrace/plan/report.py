@@ -14,7 +14,7 @@ from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Outcome, limit_bytes, longest_context, most_users, outcome
 from headrace.plan.host_memory import host_note
 from headrace.plan.memory_limit import reserve_why
-from headrace.plan.planner import VISION_LINE, Plan, served_drafting
+from headrace.plan.planner import Plan, tower_bytes
 from headrace.plan.predict import Predicted, predict
 from headrace.plan.suggest import Remake, Suggestion, suggestions
 
@@ -130,8 +130,12 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     if len(plan.cards) > 1:
         layers = " + ".join(str(len(stage.spec.layers)) for stage in plan.case.stages)
         yield f"cards: {layers} layers, one run for each card in order; `serve` uses one card so far, this is arithmetic"
+    yield from _on_vision(plan)
     yield plan.drafting.note
-    yield from _on_drafting(plan)
+    if plan.request.decides and plan.drafter.method != "off":
+        users = settings.users or 1
+        most = longest_context((plan.served or plan).case, users)
+        yield f"speculate: {plan.drafter.method} has room up to {users} x {most} tokens at once"
     if plan.request.engine.ram_cache_bytes:
         layouts = [budget.layout for budget in found.budgets]
         yield host_note(layouts, plan.request.engine, plan.dtypes, plan.checkpoint_bytes, ram_bytes())
@@ -144,15 +148,20 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
         yield f"weights: {format} is planned; `serve` does not read it yet"
 
 
-def _on_drafting(plan: Plan) -> Iterator[str]:
-    """Of a choice: how far it reaches, and where `serve` chooses otherwise since it has no vision tower."""
-    if not plan.request.decides:
+def _on_vision(plan: Plan) -> Iterator[str]:
+    """What --vision auto does, and what `serve` has instead."""
+    count = tower_bytes(plan.model)
+    if plan.request.plan.vision != "auto" or not count:
         return
-    users = plan.request.plan.users or 1
-    if plan.drafter.method != "off":
-        most = longest_context(plan.case, users)
-        yield f"speculate: {plan.drafter.method} has room up to {users} x {most} tokens at once"
-    if any(line.name == VISION_LINE for line in plan.case.stages[0].extras.lines):
-        served = served_drafting(plan)
-        if served.memory != plan.drafter:
-            yield f"without the vision tower, as `serve` is so far: {served.note}"
+    if plan.served is None:
+        yield f"vision: the tower's {count:,} bytes are not planned, and `serve` leaves it out; --vision on plans them"
+        return
+    found = outcome(plan.served.case, plan.request.engine.context, plan.request.plan.users)
+    room = f"; without it {_share(found)}" if not found.at_once else ""
+    yield f"vision: there is room for the tower's {count:,} bytes, which `serve` leaves out so far{room}"
+
+
+def _share(found: Outcome) -> str:
+    if found.users == 1:
+        return f"one user has {found.context} tokens"
+    return f"{found.users} users share {found.capacity_tokens} tokens, at most {found.context} each"

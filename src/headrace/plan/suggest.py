@@ -12,9 +12,9 @@ from itertools import combinations
 from typing import Any
 
 from headrace.plan.dtypes import itemsize
-from headrace.plan.fit import limit_bytes, longest_context, most_users, outcome
+from headrace.plan.fit import longest_context, most_users, outcome
 from headrace.plan.memory_limit import memory_limit
-from headrace.plan.planner import VISION_LINE, Plan, Request
+from headrace.plan.planner import Plan, Request
 from headrace.plan.published import FORMATS
 from headrace.plan.speculation import DRAFT_SETTINGS
 
@@ -121,16 +121,14 @@ def _tried(plan: Plan, chosen: tuple[_Change, ...], less: Mapping[str, int]) -> 
 
 
 def _memory(plan: Plan) -> Iterator[_Change]:
-    """A cache as large as there is room for, where too large a one is asked for; as much memory as usual, where less is."""
-    engine, found = plan.request.engine, outcome(plan.case, *_asked(plan))
+    """A cache of what there is room for, instead of a size; as much memory as usual, where less or too much is asked for."""
+    engine = plan.request.engine
     if engine.cache_bytes is not None:
-        sizes = zip(plan.case.stages, found.budgets, strict=True)
-        over = max(budget.total_bytes - limit_bytes(stage, engine) for stage, budget in sizes)
-        if 0 < over < engine.cache_bytes:
-            yield _engine("memory", "cache-bytes", engine.cache_bytes - over)
+        yield _engine("memory", "cache-bytes", None)
     if engine.memory_bytes is not None:
-        usual = min(memory_limit(stage.hardware, replace(engine, memory_bytes=None))[0] or 0 for stage in plan.case.stages)
-        if engine.memory_bytes < usual:
+        stages = plan.case.stages
+        usual = min(memory_limit(stage.hardware, replace(engine, memory_bytes=None))[0] or 0 for stage in stages)
+        if engine.memory_bytes < usual or engine.memory_bytes > min(stage.hardware.free_bytes for stage in stages):
             yield _engine("memory", "memory-bytes", usual)
 
 
@@ -164,8 +162,8 @@ def _instead(plan: Plan, method: str) -> _Change:
 
 
 def _vision(plan: Plan) -> Iterator[_Change]:
-    """Without the tower, which is planned if nobody says otherwise."""
-    if plan.request.plan.vision == "auto" and any(line.name == VISION_LINE for line in plan.case.stages[0].extras.lines):
+    """Without the tower that is asked for."""
+    if plan.request.plan.vision == "on":
         settings = {"vision": "off"}
         yield _Change("vision", settings, lambda request: replace(request, plan=replace(request.plan, vision="off")))
 
