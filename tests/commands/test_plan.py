@@ -327,6 +327,15 @@ def test_the_smallest_card_rules() -> None:
     assert both < mixed <= larger
 
 
+@pytest.mark.parametrize(
+    "settings", ["", "--gpu-checkpoint-bytes 2500000000", "--gpu-checkpoint-bytes 1000000000 --users 2 --context 4096"],
+)
+def test_cards_keep_as_many_checkpoints_as_the_smallest(settings: str) -> None:
+    lines = plan(f"qwen3.8-27b:w4a16 --gpu rtx3090,rtx4090 {settings}")["lines"]
+    counts = [one["why"].split()[0] for one in lines if one["name"].startswith("gpu checkpoints")]
+    assert len(counts) == 2 and len(set(counts)) == 1
+
+
 def test_more_users_are_faster_together_and_slower_each() -> None:
     decode = plan("qwen3.8-27b:w4a16 --gpu rtx3090 --context 4096 --users 4 --speculate off")["predicted"]["decode"]
     at_4096 = [row for row in decode if row["context"] == 4096]

@@ -11,7 +11,7 @@ from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import ModelSpec, WeightMap
 from headrace.plan.cache_layout import buy, context_of, usual_seqs
-from headrace.plan.cache_lines import cache_lines, gathered_lines, page_lines
+from headrace.plan.cache_lines import cache_lines, gathered_lines
 from headrace.plan.cache_needs import CacheNeeds
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.engine_settings import check_settings
@@ -100,17 +100,20 @@ def _sequences(needs: CacheNeeds, sized: Callable[[int], _Sized]) -> tuple[_Size
     return chosen, (chosen.note, f"max-seqs: {seqs}, so that {why} ({needs.state_bytes:,} bytes each)")
 
 
-def with_full_pages(budget: Budget, count: int, dtypes: Dtypes) -> Budget:
-    """The same budget with fewer pages of full context, no more than `count`: what the smallest of several cards has."""
+def with_least(budget: Budget, count: int, checkpoints: int, dtypes: Dtypes, state_bytes: int) -> Budget:
+    """The same budget with fewer pages of full context and checkpoints, no more than so many: what the smallest of several
+    cards has. state_bytes: of a sequence on this card.
+    """
     layout = budget.layout
     pages = tuple(
         min(has, count) if group.window is None else has for group, has in zip(layout.groups, layout.pages, strict=True)
     )
-    smaller = {line.name: line for line in page_lines(replace(layout, pages=pages), dtypes)}
+    least = replace(layout, pages=pages, checkpoints=min(layout.checkpoints, checkpoints))
+    old = {line.name for line in cache_lines(layout, dtypes, state_bytes)}
     full = any(group.window is None for group in layout.groups)
     context = min(budget.context, count * layout.page_tokens) if full else budget.context
-    lines = tuple(smaller.get(line.name, line) for line in budget.lines)
-    return replace(budget, lines=lines, layout=replace(layout, pages=pages), context=context)
+    lines = (*(line for line in budget.lines if line.name not in old), *cache_lines(least, dtypes, state_bytes))
+    return replace(budget, lines=lines, layout=least, context=context)
 
 
 def _check_memory(budget: Budget, hardware: Hardware) -> None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
-from headrace.plan.budget import Budget, make_budget, with_full_pages
+from headrace.plan.budget import Budget, make_budget, with_least
 from headrace.plan.cache_needs import CacheNeeds
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import chunk_tokens
 from headrace.plan.memory_limit import memory_limit
 from headrace.plan.search import most
 from headrace.plan.stages import Stage
+from headrace.plan.state_memory import state_bytes_per_sequence
 
 NO_LIMIT_BYTES = 1 << 62
 """Memory of a card that is not named."""
@@ -97,7 +98,7 @@ def _checked(case: Case, found: Outcome, users: int | None) -> Outcome:
 def _at_once(case: Case, context: int, users: int) -> Outcome:
     """Every user at the full context."""
     budgets = tuple(_needed(case, stage, context, users) for stage in case.stages)
-    return _checked(case, Outcome(True, budgets, context, users, at_once=True), users)
+    return _checked(case, Outcome(True, _equal(case, budgets), context, users, at_once=True), users)
 
 
 def _needed(case: Case, stage: Stage, context: int, users: int) -> Budget:
@@ -118,13 +119,22 @@ def _budget(case: Case, stage: Stage, config: EngineConfig, hardware: Hardware) 
 
 
 def _shared(case: Case, context: int | None, users: int | None) -> tuple[Budget, ...]:
-    """As the engine would start; all cards have as many slots and pages as the smallest. Raises ConfigError."""
+    """As the engine would start; all cards have as many slots, pages and checkpoints as the smallest. Raises ConfigError."""
     budgets = _all(case, replace(case.config, context=context, max_seqs=users))
     seqs = min(budget.max_seqs for budget in budgets)
     if any(budget.max_seqs != seqs for budget in budgets):
         budgets = _all(case, replace(case.config, context=context, max_seqs=seqs))
-    tokens = min(capacity_tokens(budget) for budget in budgets)
-    return tuple(with_full_pages(budget, tokens // case.config.page_tokens, case.dtypes) for budget in budgets)
+    return _equal(case, budgets)
+
+
+def _equal(case: Case, budgets: tuple[Budget, ...]) -> tuple[Budget, ...]:
+    """What is on every card there is as often as on the smallest; a card without recurrent layers has no states."""
+    if len(budgets) == 1:
+        return budgets
+    pages = min(capacity_tokens(budget) for budget in budgets) // case.config.page_tokens
+    states = [state_bytes_per_sequence(stage.spec, case.dtypes) for stage in case.stages]
+    kept = min((b.layout.checkpoints for b, size in zip(budgets, states, strict=True) if size), default=0)
+    return tuple(with_least(b, pages, kept, case.dtypes, size) for b, size in zip(budgets, states, strict=True))
 
 
 def _all(case: Case, config: EngineConfig) -> tuple[Budget, ...]:
