@@ -48,12 +48,15 @@ def test_drafts_go_on_behind_right_ones(hybrid: Path, loop: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"speculate": "mtp", "draft_tokens": 4, "verify_tokens": 3}, "from 4, which are mtp's own, to 15, not 3"),
-        ({"speculate": "mtp", "verify_tokens": 16}, "to 15, not 16"),
+        ({"speculate": "mtp", "draft_tokens": 4, "verify_tokens": 3}, "from 4, which draft_tokens are, to 15, not 3"),
+        ({"speculate": "mtp", "verify_tokens": 16}, "15 or less, not 16"),
         ({"speculate": "lookup", "verify_tokens": 9}, "not lookup"),
-        ({"speculate": "off", "verify_tokens": 9}, "not off"),
     ],
 )
 def test_what_cannot_be_extended_is_refused(hybrid: Path, settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         engine(hybrid, 0, **settings)
+
+
+def test_without_a_drafter_nothing_is_extended(hybrid: Path) -> None:
+    assert engine(hybrid, 0, speculate="off", verify_tokens=9).runner.layout.drafts == 0
