@@ -24,7 +24,7 @@ from headrace.plan.checkpoint import Model, TensorHeader, identify, open_checkpo
 from headrace.plan.drafters import NO_DRAFTER
 from headrace.plan.dtypes import resolve_dtypes
 from headrace.plan.fit import capacity_tokens, outcome
-from headrace.plan.planner import Plan, Request, cards_for, make_plan, served_drafting
+from headrace.plan.planner import Plan, Request, cards_for, make_plan
 from headrace.plan.published import published_model
 
 CUDA = EngineConfig(device="cuda")
@@ -182,11 +182,7 @@ def test_a_choice_costs_nothing_that_was_asked_for(
 
     chosen, without = made("auto"), made("off")
     assert outcome(chosen.case, context, users).fits == outcome(without.case, context, users).fits
-    if vision == "off":
-        assert chosen.drafting == resolved(PUBLISHED, replace(engine, max_seqs=users), chosen.case.stages[0].hardware)
-    else:
-        served = resolved(PUBLISHED, replace(engine, max_seqs=users), chosen.case.stages[0].hardware)
-        assert served_drafting(chosen) == served
+    assert chosen.drafting == resolved(PUBLISHED, replace(engine, max_seqs=users), chosen.case.stages[0].hardware)
 
 
 def test_a_small_model_needs_no_more_than_it_can_have(with_head: Path) -> None:

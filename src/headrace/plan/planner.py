@@ -132,7 +132,7 @@ def _with_room(served: Plan, whole: Callable[[], Plan]) -> Plan:
     plan = whole()
     if plan.drafter != served.drafter or not outcome(plan.case, *asked).fits:
         return served
-    return replace(plan, limits=served.limits, served=served)
+    return replace(plan, drafting=served.drafting, limits=served.limits, served=served)
 
 
 def _drafting(
