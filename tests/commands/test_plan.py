@@ -370,6 +370,7 @@ def test_a_file_is_planned() -> None:
         ("qwen3.8-27b --gpu rtx3090 --page-tokens 999999", "page_tokens 999999 is more than the model's own limit of 262144"),
         ("qwen3.8-27b --gpu rtx3090 --draft-tokens 16 --speculate mtp", "draft_tokens must be 15 or less"),
         ("qwen3.8-27b --gpu rtx3090 --users 0", "users must be 1 or more"),
+        ("qwen3.8-27b --gpu rtx3090 --users 100000000", "users must be 1,000,000 or fewer, not 100,000,000"),
         ("qwen3.8-27b --gpu rtx3090 --context 999999999", "model's own limit of 262144"),
         ("qwen3.8-27b --gpu rtx3090 --draft-tokens 0 --speculate mtp", "draft_tokens must be 1 or more"),
         ("qwen3.8-27b --gpu rtx3090 --desktop-bytes 99999999999", "desktop_bytes 99999999999 is more than the rtx3090's"),

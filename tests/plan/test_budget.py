@@ -149,6 +149,7 @@ def test_as_many_sequences_as_their_share_has_room_for(gib: int, context: int | 
         ({"memory_fraction": 1.5}, "memory_fraction"),
         ({"page_tokens": 0}, "page_tokens must be 1 or more"),
         ({"context": 1}, "context must be 2 or more"),
+        ({"max_seqs": 1_000_001}, "max_seqs must be 1,000,000 or fewer, not 1,000,001"),
         ({"max_seqs": 600_000, "context": 16}, "the machine has 8,589,934,592; most of it is"),
     ],
 )

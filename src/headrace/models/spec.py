@@ -155,9 +155,9 @@ class Weight:
     dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WeightMap:
-    """Where every tensor of a checkpoint goes.
+    """Where every tensor of a checkpoint goes. Equal to itself alone, so that what is summed over it can be remembered by it.
 
     weights: what the decoder needs. kept: sources recognised and kept on disk for later (the MTP head). left_out: (reason,
     sources) that this engine does not use, to be said so ("vision tower"). A checkpoint tensor in none of them is an error.

@@ -7,6 +7,9 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
 
+MOST_SEQS = 1_000_000
+"""At once: budgets go through numbers of rows, and no card holds the states of a hundredth of these."""
+
 
 def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
     """Raise ConfigError for settings that no machine could serve this model with."""
@@ -14,6 +17,8 @@ def check_settings(spec: ModelSpec, config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value}")
+    if config.max_seqs is not None and config.max_seqs > MOST_SEQS:
+        raise ConfigError(f"max_seqs must be {MOST_SEQS:,} or fewer, not {config.max_seqs:,}")
     if config.memory_fraction is not None and not 0 < config.memory_fraction <= 1:
         raise ConfigError(f"memory_fraction must be above 0 and at most 1, not {config.memory_fraction}")
     given = [n for n in ("memory_bytes", "memory_fraction", "cache_bytes") if getattr(config, n) is not None]

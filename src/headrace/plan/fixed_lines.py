@@ -15,7 +15,7 @@ from headrace.plan.graph_rows import EIGHT_BIT_NODES, FOUR_BIT_NODES, PLAIN_NODE
 from headrace.plan.mask_memory import mask_bytes
 from headrace.plan.sampler_memory import sampler_bytes
 from headrace.plan.step_lines import cpu_step_lines, gpu_step_lines
-from headrace.plan.weight_memory import LOW_BIT_TYPES, has_low_bit, has_plain, weight_bytes, widening_bytes
+from headrace.plan.weight_memory import has_low_bit, has_plain, packed_layer_types, weight_bytes, widening_bytes
 from headrace.plan.workspace import (
     ASSUMED_PROCESSORS,
     LOGIT_ROWS,
@@ -126,8 +126,7 @@ class FixedLines:
         )
 
     def _nodes(self) -> StepNodes:
-        extras, layers = self.needs.extras, (w for w in self.weights.weights if w.target.startswith("layers."))
-        packed = {weight.dtype for weight in layers if weight.dtype in LOW_BIT_TYPES}
+        extras, packed = self.needs.extras, packed_layer_types(self.weights)
         rounds = extras.rounds_inputs or packed - {"int32"}
         found = EIGHT_BIT_NODES if rounds else FOUR_BIT_NODES if packed else PLAIN_NODES
         return replace(found, observes=extras.observes, proposes=extras.proposes)

@@ -13,7 +13,7 @@ from headrace.plan.cards import Card, card, card_of_driver
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
-from headrace.plan.engine_settings import check_settings
+from headrace.plan.engine_settings import MOST_SEQS, check_settings
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Case, outcome
 from headrace.plan.host_memory import check_host_memory
@@ -103,6 +103,8 @@ def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | N
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value}")
+    if settings.users is not None and settings.users > MOST_SEQS:
+        raise ConfigError(f"users must be {MOST_SEQS:,} or fewer, not {settings.users:,}")
     if settings.desktop_bytes < 0:
         raise ConfigError(f"desktop_bytes must be 0 or more, not {settings.desktop_bytes}")
     check_settings(model.spec, request.engine)
