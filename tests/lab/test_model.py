@@ -52,7 +52,7 @@ def test_later_tokens_change_nothing_before_them(model: LabModel) -> None:
 
 def test_sizes_of_what_is_shipped() -> None:
     count = sum(weight.numel() for weight in LabModel(Shape()).parameters())
-    assert 15e6 < count < 17e6
+    assert 14.5e6 < count < 16e6  # with its drafters 19.8 million: 40 MB in bf16 hold no more
 
 
 def test_recurrence_reads_after_it_writes() -> None:
