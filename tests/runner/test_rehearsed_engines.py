@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no build for this system")
 
-from tests.runner.test_rehearsed_forms import CARDS
+from tests.runner.test_rehearsed_forms import CARDS, bare_decoder
 from tests.support.pretended_card import META, Launch, pretended
 
 from headrace import random_weights
@@ -24,7 +24,6 @@ from headrace.kernels.card import Card
 from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.layers.arena import Arena
 from headrace.layers.linear import Linear
-from headrace.models.decoder import Decoder, DecoderLayer
 from headrace.plan import shapes
 from headrace.plan.auto_drafter import resolve_drafter
 from headrace.plan.budget import make_budget
@@ -32,7 +31,6 @@ from headrace.plan.dtypes import resolve_dtypes
 from headrace.plan.graph_rows import draft_widths, prompt_shapes, row_buckets
 from headrace.plan.shapes import declared_model
 from headrace.plan.speculation import drafter_extras
-from headrace.quant.unquantized import Plain
 from headrace.runner import pools, rehearsal, runner
 from headrace.runner.draft_batch import short_first
 from headrace.runner.draft_graphs import DraftCaptured, DraftGraph
@@ -79,14 +77,7 @@ def started(card: Card, name: str, method: str) -> Runner:
     model = replace(model, spec=replace(model.spec, drafter=memory.cache))
     extras = drafter_extras(model, config, dtypes, memory)
     budget = make_budget(model.spec, model.weight_map, hardware, config, dtypes, memory.drafts, extras)
-    decoder = Decoder(model.spec, dtype=torch.bfloat16, device=META)
-    for path, module in decoder.named_modules():
-        if isinstance(module, Linear):
-            module.allocate(model.formats.get(path, Plain()))
-            module.prepared = path in model.formats
-    for module in decoder.modules():
-        if isinstance(module, DecoderLayer):
-            module.tell_norms()
+    decoder = bare_decoder(model)
     sizes = {"context": budget.context, "chunk_tokens": budget.chunk_tokens}
     make_drafter = drafter_maker(model, config, budget, dtypes, memory, decoder)
     rehearsal.rehearse(model.spec, decoder, budget.layout, dtypes, META, **sizes, draws=memory.draws)

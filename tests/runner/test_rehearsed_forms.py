@@ -21,6 +21,7 @@ from headrace.layers.arena import Arena
 from headrace.layers.batch import Batch
 from headrace.layers.linear import Linear
 from headrace.models.decoder import Decoder, DecoderLayer
+from headrace.plan.checkpoint import Model
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.shapes import declared_model
 from headrace.quant.unquantized import Plain
@@ -43,19 +44,25 @@ class Masks:
         forbid_tokens(logits, slots, positions, self._masks)
 
 
+def bare_decoder(model: Model) -> Decoder:
+    """The model's decoder as engines have it once it is prepared, without memory."""
+    decoder = Decoder(model.spec, dtype=torch.bfloat16, device=META)
+    for path, module in decoder.named_modules():
+        if isinstance(module, Linear):
+            module.allocate(model.formats.get(path, Plain()))
+            module.prepared = path in model.formats
+    for module in decoder.modules():
+        if isinstance(module, DecoderLayer):
+            module.tell_norms()
+    return decoder
+
+
 class Outline:
     """One layer of each kind of a published shape, its cache and a sampler with masks, without memory."""
 
     def __init__(self, name: str, kv: str) -> None:
         model = declared_model(name)
-        decoder = Decoder(model.spec, dtype=torch.bfloat16, device=META)
-        for path, module in decoder.named_modules():
-            if isinstance(module, Linear):
-                module.allocate(model.formats.get(path, Plain()))
-                module.prepared = path in model.formats
-        for module in decoder.modules():
-            if isinstance(module, DecoderLayer):
-                module.tell_norms()
+        decoder = bare_decoder(model)
         layout = CacheLayout(cache_groups(model.spec), 16, (4,), 4, True)
         dtypes = Dtypes("bfloat16", kv, "float16")  # type: ignore[arg-type]
         self.pools = _pools(model.spec, layout, dtypes, Arena(None, META))
