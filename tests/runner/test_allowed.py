@@ -24,10 +24,10 @@ from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
 from headrace.errors import ConfigError
 from headrace.kernels.sample import LOWEST_LOGPROB, SlotState, reference
-from headrace.runner.allowed import MakeMasks, Words
+from headrace.runner.allowed import AllowedTokens, MakeMasks, Words
 from headrace.scheduler.drafter import Drafter
 from headrace.speculate.pace import FixedPace
-from headrace.types import Request, SamplingParams
+from headrace.types import Admission, Request, Row, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -246,6 +246,37 @@ def test_masks_are_a_line_of_the_budget_where_there_are_some(hybrid: Path, specu
         places = 1 if speculate == "off" else 1 + MOST
         slots = 5 + (speculate != "off")
         assert masks is None or lines["allowed tokens"] == held["allowed tokens"] == slots * (places * 16 + 8 * (1 + places))
+
+
+class Drew:
+    """A step, and what it drew."""
+
+    def __init__(self, tokens: dict[int, tuple[int, ...]]) -> None:
+        self._tokens = tokens
+
+    def sampled(self) -> dict[int, tuple[int, ...]]:
+        return self._tokens
+
+
+def test_tokens_are_followed_behind_a_step_that_draws_nothing() -> None:
+    """Of sequence 0, which finds no page and sits a step out, while a chunk of a prompt with masks is all that is computed."""
+    made: dict[str, Grammar] = {}
+
+    def make(request: Request) -> Grammar:
+        return made.setdefault(request.id, Grammar(request, lambda tokens: frozenset((7, 8)), SMALL))
+
+    allowed = AllowedTokens(make, 2, 1, SMALL, torch.device("cpu"))
+    for slot in (0, 1):
+        allowed.admit(Admission(slot, slot, Request(f"r{slot}", (3, 4), SamplingParams(), slot, 9)))
+    allowed.expect([Row(0, 0, 1, (4,))])
+    allowed.send()
+    allowed.follow(Drew({0: (7,)}))
+    allowed.expect([Row(1, 1, 0, (3,), samples=False)])
+    allowed.follow(Drew({1: ()}))
+    allowed.expect([Row(0, 0, 2)])
+    allowed.send()
+    assert made["r0"].tokens == (4, 7)
+    assert allowed.masks.places[0, 0] == 3  # where its next token is drawn
 
 
 def test_a_coin_would_accept_what_is_not_allowed() -> None:

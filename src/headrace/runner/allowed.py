@@ -119,7 +119,8 @@ class _Followed:
 class AllowedTokens:
     """masks: of `slots` slots (`plan.mask_memory.mask_bytes` each) whose rows yield up to `places` tokens, on the device.
 
-    In this order, for every step: `admit`, `expect`, `take` if drafts were proposed on the device, `send`, `follow`.
+    In this order, for every step: `admit`, `expect`, `take` if drafts were proposed on the device, `send` if it draws anything,
+    `follow`.
     """
 
     def __init__(self, make: MakeMasks, slots: int, places: int, vocab_size: int, device: torch.device) -> None:
@@ -134,7 +135,7 @@ class AllowedTokens:
         self._copied = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
         self._of: dict[int, _Followed] = {}  # by slot
         self._step: dict[int, tuple[Row, _Followed]] = {}  # by sequence, of the step that is being launched
-        self._before: tuple[Sampled, dict[int, _Followed]] | None = None
+        self._before: list[tuple[Sampled, dict[int, _Followed]]] = []  # steps that were launched and not read, by sequence
         self._proposed: Tensor | None = None
         self._any = False  # whether masks lie on the device
 
@@ -189,7 +190,7 @@ class AllowedTokens:
     def follow(self, step: Sampled) -> None:
         """The step is launched that was expected."""
         if self._step:
-            self._before = step, {sequence: followed for sequence, (_, followed) in self._step.items()}
+            self._before.append((step, {sequence: followed for sequence, (_, followed) in self._step.items()}))
 
     @property
     def failures(self) -> dict[int, Failure]:
@@ -197,11 +198,11 @@ class AllowedTokens:
         return {sequence: each.failure for sequence, (_, each) in self._step.items() if each.failure is not None}
 
     def _read(self) -> None:
-        if self._before is not None:
-            (step, followed), self._before = self._before, None
+        for step, followed in self._before:
             for sequence, tokens in step.sampled().items():
                 if sequence in followed:
                     followed[sequence].advance(tokens)
+        self._before.clear()
 
     def _put(self, row: Row, followed: _Followed, used: int) -> int:
         """The row's masks behind `used` others. Returns how many they are."""
