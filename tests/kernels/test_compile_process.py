@@ -126,6 +126,16 @@ def test_compiled_ahead_is_compiled_elsewhere_and_kept(
     assert len(started) == count and jobs[1]()
 
 
+def test_it_runs_nothing_that_lies_where_the_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds modules where this process does, which does not look there."""
+    (tmp_path / "pickle.py").write_text("open('run', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    process = compile_process._CompileProcess()
+    process.end()
+    assert process._process.returncode == 0 and not (tmp_path / "run").exists()
+
+
 def test_it_answers_until_there_are_no_more_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(source: str, options: tuple[str, ...], kind: str) -> bytes:
         if not options:
