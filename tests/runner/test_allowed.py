@@ -57,7 +57,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_requests(count: int) -> list[Request]:
-    """Every third may draw everything. Seeds are set: so tokens do not depend on drafts."""
+    """Of every length and way to draw. Seeds are set: so tokens do not depend on drafts."""
     rng = random.Random(count)
     made = []
     for number in range(count):
@@ -69,6 +69,7 @@ def make_requests(count: int) -> list[Request]:
 
 
 def grammars(requests: Sequence[Request]) -> dict[str, Any]:
+    """By id; every fourth may draw everything."""
     return {each.id: GRAMMARS[n % len(GRAMMARS)] for n, each in enumerate(requests) if n % 4 != 3}
 
 

@@ -12,7 +12,8 @@ from tests.support.oracle import transformers
 from tests.support.tiny import make_tiny_checkpoint
 
 from headrace import LLM, Completion, SamplingParams
-from headrace.runner.runner import PromptScores, Runner
+from headrace.runner.runner import Runner
+from headrace.runner.scores import PromptScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

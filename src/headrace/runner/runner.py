@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from headrace.plan.blocks import block_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
-from headrace.runner.allowed import AllowedTokens, Failure, MakeMasks
+from headrace.runner.allowed import AllowedTokens, MakeMasks
 from headrace.runner.batch import Packer, SampledRows
 from headrace.runner.copies import copy_pages, empty_ring, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
@@ -27,79 +25,19 @@ from headrace.runner.graphs import Captured, DecodeGraphs, MemoryCounts, capture
 from headrace.runner.held import allocated_bytes, occupy, pool_bytes, pool_tensors, total_bytes
 from headrace.runner.host_pools import HostPools
 from headrace.runner.page_tables import PageTables
+from headrace.runner.pending_step import PendingStep
 from headrace.runner.pools import allocate_pools, clear_slot
 from headrace.runner.prompt_batch import singles_first
 from headrace.runner.prompt_graphs import PromptGraphs
 from headrace.runner.sampler import Drawn, Sampler
-from headrace.runner.scores import TokenScores
+from headrace.runner.scores import PromptScores
 from headrace.runner.script import Script
 from headrace.runner.step_times import StepTimes
-from headrace.runner.verify import DrawnRuns
 from headrace.speculate.costs import StepCosts
 from headrace.speculate.drafter import DeviceDrafter
-from headrace.types import MOST_DRAFTS, Admission, PageUpdate, Request, Row, RowResult, StepPlan, StepResult, TokenLogprob
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Log-probabilities of the prompt tokens that a row computed, in parts."""
-
-    parts: tuple[TokenScores, ...]
-
-    def to_host(self) -> PromptScores:
-        return PromptScores(tuple(part.to_host() for part in self.parts))
-
-    def read(self) -> tuple[TokenLogprob, ...]:
-        return tuple(entry for part in self.parts for entry in part.read())
-
+from headrace.types import Admission, PageUpdate, Request, Row, StepPlan
 
 MakeDrafter = Callable[[Pools], DeviceDrafter]
-
-
-class PendingStep:
-    """A step that the device may still be working on. Its outcome is on the way to the host when this is made. failures: by
-    sequence, of those that cannot go on if they come so far.
-    """
-
-    def __init__(
-        self, plan: StepPlan, rows: tuple[Row, ...], drawn: Drawn | DrawnRuns | None, prompt_scores: dict[int, PromptScores],
-        device: torch.device, proposes: Tensor | None = None,
-    ) -> None:
-        self._plan = plan
-        self._rows = rows  # the plan's, in the batch's order
-        self._drawn = drawn.to_host() if drawn else None
-        self._proposes = None if proposes is None else proposes.to("cpu", non_blocking=True)
-        self._prompt_scores = {sequence: scores.to_host() for sequence, scores in prompt_scores.items()}
-        self.failures: Mapping[int, Failure] = {}
-        self._waited_s = 0.0
-        self._arrived = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def result(self) -> StepResult:
-        """Wait for this step, and for no later one, and read what it sampled."""
-        found = {}
-        drawn = self._results()
-        proposes = [MOST_DRAFTS] * len(self._rows) if self._proposes is None else self._proposes.tolist()
-        for (row, tokens, logprobs), more in zip(drawn, proposes, strict=True):
-            scores = self._prompt_scores.get(row.sequence)
-            place, reason = self.failures.get(row.sequence, (MOST_DRAFTS, None))
-            error = reason if len(tokens) > place else None
-            found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else (), more, error)
-        return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows), self._waited_s)
-
-    def sampled(self) -> dict[int, tuple[int, ...]]:
-        """Wait for this step, and read the tokens by sequence."""
-        return {row.sequence: tokens for row, tokens, _ in self._results()}
-
-    def _results(self) -> list[tuple[Row, tuple[int, ...], tuple[TokenLogprob, ...]]]:
-        """Each row, what it sampled, and log-probabilities if it asked for them."""
-        if self._arrived is not None:
-            began_s = time.perf_counter()
-            self._arrived.synchronize()
-            self._waited_s += time.perf_counter() - began_s
-        drawn = self._drawn.results() if self._drawn else iter(())
-        return [(row, *(next(drawn) if row.samples else ((), ()))) for row in self._rows]
 
 
 class Runner:

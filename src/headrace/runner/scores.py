@@ -32,3 +32,16 @@ class TokenScores:
             TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True))[:k])
             for token, logprob, values, ids, k in zip(*columns, strict=True)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompt tokens that a row computed, in parts."""
+
+    parts: tuple[TokenScores, ...]
+
+    def to_host(self) -> PromptScores:
+        return PromptScores(tuple(part.to_host() for part in self.parts))
+
+    def read(self) -> tuple[TokenLogprob, ...]:
+        return tuple(entry for part in self.parts for entry in part.read())
