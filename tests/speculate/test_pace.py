@@ -62,16 +62,17 @@ def test_drafts_that_do_not_pay_are_said_to_once(caplog: pytest.LogCaptureFixtur
 
 class SmallModel:
     """A clock, and a pace whose choices it counts: every step takes the host so many times a plain step's time, if it is more
-    than one.
+    than one, and a choice choosing_s besides.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: float) -> None:
-        self.now_s, self.choices, self._slower = 0.0, list[Choice](), slower
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: float, choosing_s: float = 0.0) -> None:
+        self.now_s, self.choices, self._slower, self._choosing_s = 0.0, list[Choice](), slower, choosing_s
         monkeypatch.setattr(pace_module, "choose", self._choose)
         self.pace = MeasuredPace(4, 7, FAST, lambda: self.now_s)
 
     def _choose(self, *given: Any) -> Choice:
         self.choices.append(choose(*given))
+        self.now_s += self._choosing_s
         return self.choices[-1]
 
     def steps(self, count: int, chances: list[float], limits: list[int] | None = None) -> list[tuple[int, ...]]:
@@ -99,6 +100,30 @@ def test_a_choice_stays_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
         small.pace.begin(1)
         small.steps(1, [0.8, 0.8])
         assert len(small.choices) == before + 1
+
+
+@pytest.mark.parametrize(("choosing_s", "kept_s", "more"), [(1e-3, 0.02, 1), (2.2e-3, 0.072, 0), (9e-3, 0.1, 0)])
+def test_the_device_waits_little_for_choices(
+    monkeypatch: pytest.MonkeyPatch, choosing_s: float, kept_s: float, more: int
+) -> None:
+    """Of steps of 2.14 ms the host has 1.84 to spare. A choice that takes more is rare, and sequences that come wait for it."""
+    small = SmallModel(monkeypatch, 1.0, choosing_s)
+    small.steps(200, [0.95, 0.95])
+    before, began_s = len(small.choices), small.now_s
+    small.steps(500, [0.95, 0.95])
+    assert small.now_s - began_s == pytest.approx((len(small.choices) - before) * kept_s, rel=0.2)
+    small.pace._kept_steps, before = 5, len(small.choices)
+    small.pace.begin(1)
+    assert all(small.steps(1, [0.95, 0.95])[0]) and len(small.choices) == before + more
+
+
+def test_tries_go_on_while_a_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 % of the time, whatever is accepted, and no choice for each."""
+    small = SmallModel(monkeypatch, 1.0)
+    small.steps(100, [0.0, 0.0])
+    before, found = len(small.choices), small.steps(1000, [0.0, 0.0])
+    tried = sum(any(drafts) for drafts in found)
+    assert 20 <= tried <= 40 and len(small.choices) - before <= 55
 
 
 def test_drafts_cost_what_the_device_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:

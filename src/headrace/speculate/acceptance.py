@@ -63,61 +63,63 @@ class Acceptance:
         """Rows are verified: [N] slots, how many drafts each had, how many were accepted. sizes: how many of them are each
         step's, for several steps one behind the other; None is one step.
         """
-        position = np.arange(self._tried.shape[1])
-        tried = (position < np.minimum(drafted, accepted + 1)[:, None]).astype(np.float64)  # [N, K]
-        taken = (position < accepted[:, None]).astype(np.float64)
-        rows = self._observe_slots(slots, tried, taken)
-        starts = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) if sizes else np.zeros(1, dtype=np.int64)
-        self._observe_all(np.add.reduceat(tried, starts), np.add.reduceat(taken, starts))
+        sizes = [len(slots)] if sizes is None else sizes
+        rows = np.flatnonzero(np.bincount(slots))  # [U], each slot once
+        column = np.zeros(len(self._tried), dtype=np.int64)
+        column[rows] = np.arange(len(rows))
+        place = np.arange(len(sizes)).repeat(sizes) * len(rows) + column[slots]
+        tried, taken, there = np.zeros((3, len(sizes) * len(rows)), dtype=np.int64)
+        tried[place], taken[place], there[place] = np.minimum(drafted, accepted + 1), accepted, 1
+        shape, position = (len(sizes), len(rows)), np.arange(self._tried.shape[1])[:, None]
+        tries, hits = ((position < counts).astype(np.float64).reshape(-1, *shape) for counts in (tried, taken))  # [K, S, U]
+        self._observe_slots(rows, tries, hits, there.reshape(shape))
+        self._observe_all(tries.sum(2).T, hits.sum(2).T)
         self._forget_before_changes(np.append(rows, len(self._tried) - 1))
 
-    def _observe_slots(self, slots: Ints, tried: Floats, taken: Floats) -> Ints:
-        """Of every slot its own rows, in their order. Returns the slots, each once."""
-        order = np.argsort(slots, kind="stable")
-        slots, tried, taken = slots[order], tried[order], taken[order]
-        starts = np.flatnonzero(np.append(True, slots[1:] != slots[:-1]))
-        ends = np.append(starts[1:], len(slots))
-        rows, counts = slots[starts], ends - starts
-        kept = (self._keep ** (np.repeat(ends, counts) - 1 - np.arange(len(slots))))[:, None]
+    def _observe_slots(self, rows: Ints, tries: Floats, hits: Floats, there: Ints) -> None:
+        """[K, S, U]: of every slot its own rows, in their order. there [S, U]: whether the slot had one in the step."""
+        counts = there.sum(0)  # [U]
+        kept = _powers(self._keep, counts - there.cumsum(0))  # by the slot's later rows
         whole = (self._keep**counts)[:, None]
-        self._tried[rows] = self._tried[rows] * whole + np.add.reduceat(tried * kept, starts)
-        self._accepted[rows] = self._accepted[rows] * whole + np.add.reduceat(taken * kept, starts)
-        first = np.stack([tried[:, 0], taken[:, 0]], axis=1)
-        passed = np.cumsum(first[:, 0])
-        behind = np.repeat(passed[ends - 1], counts) - passed  # first drafts of the slot that came later
-        sums = np.add.reduceat(first * (_FADE**behind)[:, None], starts)
-        self._latest[rows] = self._latest[rows] * (_FADE ** np.add.reduceat(first[:, 0], starts))[:, None] + sums
-        return rows
+        self._tried[rows] = self._tried[rows] * whole + np.einsum("su,ksu->uk", kept, tries)
+        self._accepted[rows] = self._accepted[rows] * whole + np.einsum("su,ksu->uk", kept, hits)
+        self._latest[rows] = _latest(self._latest[rows], tries[0], hits[0])
 
     def _observe_all(self, tried: Floats, taken: Floats) -> None:
-        """[steps, K]: of all rows of each step."""
+        """[S, K]: of all rows of each step."""
         kept = np.where(tried > 0, self._keep, self._keep_idle)
         since = np.cumprod(kept[::-1], axis=0)[::-1]  # from each step on
         behind = np.append(since[1:], np.ones_like(since[:1]), axis=0)
         self._tried[-1] = self._tried[-1] * since[0] + (tried * behind).sum(0)
         self._accepted[-1] = self._accepted[-1] * since[0] + (taken * behind).sum(0)
-        first = np.stack([tried[:, 0], taken[:, 0]], axis=1)
-        later = np.sum(first[:, 0]) - np.cumsum(first[:, 0])
-        self._latest[-1] = self._latest[-1] * _FADE ** first[:, 0].sum() + (first * (_FADE**later)[:, None]).sum(0)
+        self._latest[-1:] = _latest(self._latest[-1:], tried[:, :1], taken[:, :1])
 
     def survival(self, slots: Ints) -> Floats:
         """[R, K]: the chance that a draft and all before it are accepted. Never rises with the position."""
-        average, weight = self._average(), self._likeness()
-        changes = average / np.concatenate([average[:1], average[:-1]])
-        tried, accepted = self._tried[slots], self._accepted[slots]
-        chance = np.full(len(slots), average[0])
-        alive, result = np.ones(len(slots)), np.empty_like(tried)
-        for k in range(tried.shape[1]):
-            guess = np.minimum(chance * changes[k], _SUREST)
-            chance = (accepted[:, k] + weight * guess) / (tried[:, k] + weight)
-            # Of deep drafts, whose chances multiply, all sequences tell; of first ones less so, where sequences are alike.
-            share = 1.0 if k else _FIRST_SHARE if weight == _MOST else 0.0
-            seen = np.maximum(tried[:, k], share * self._tried[-1, k])
-            # Of a first draft a guess is no better than what it was made of.
-            known = seen + (weight if k else min(weight, self._tried[-1, 0] + _FIRST))
-            hope = self._hope / (2 if k else 1) * np.sqrt(chance * (1 - chance) / known) * np.sqrt(_WELL / known).clip(max=1)
-            alive = result[:, k] = alive * np.minimum(chance + hope, _SUREST)
-        return result
+        weight, tried, everyone = self._likeness(), self._tried[slots], self._tried[-1]
+        chance = self._chances(slots, weight)
+        # Of deep drafts, whose chances multiply, all sequences tell; of first ones less so, where sequences are alike.
+        share = np.ones(tried.shape[1])
+        share[0] = _FIRST_SHARE if weight == _MOST else 0.0
+        known = np.maximum(tried, share * everyone) + weight
+        # Of a first draft a guess is no better than what it was made of.
+        known[:, 0] += min(weight, everyone[0] + _FIRST) - weight
+        hope = self._hope * np.sqrt(chance * (1 - chance) / known * np.minimum(_WELL / known, 1))
+        hope[:, 1:] /= 2
+        found: Floats = np.minimum(chance + hope, _SUREST).cumprod(1)
+        return found
+
+    def _chances(self, slots: Ints, weight: float) -> Floats:
+        """[R, K] estimates: what was seen, and behind it the guess, for `weight` trials."""
+        average = self._average()
+        changes = np.divide(average[1:], average[:-1])
+        seen, accepted = (self._tried[slots] + weight).T, self._accepted[slots].T  # [K, R]
+        chance = (accepted[0] + weight * min(average[0], _SUREST)) / seen[0]
+        chances = [chance]
+        for change, hits, tries in zip(changes.tolist(), accepted[1:], seen[1:], strict=True):
+            chance = (hits + weight * np.minimum(chance * change, _SUREST)) / tries
+            chances.append(chance)
+        return np.stack(chances, axis=1)
 
     def seen(self, slots: Ints) -> Floats:
         """[R]: how often a first draft was tried, less what is forgotten of it."""
@@ -164,3 +166,17 @@ class Acceptance:
         if between <= mean * (1 - mean) / (1 + _MOST):
             return _MOST
         return max(_LEAST, float(mean * (1 - mean) / between - 1))
+
+
+def _latest(before: Floats, tries: Floats, hits: Floats) -> Floats:
+    """[U, 2], first drafts tried and accepted, with those of [S, U] later steps: each counts for less with every later one."""
+    total = tries.sum(0)
+    faded = _powers(_FADE, (total - tries.cumsum(0)).astype(np.int64))
+    left = _FADE**total
+    return np.stack([left * before[:, 0] + (faded * tries).sum(0), left * before[:, 1] + (faded * hits).sum(0)], axis=1)
+
+
+def _powers(base: float, exponents: Ints) -> Floats:
+    """Of whole numbers, which are looked up: there are few of them."""
+    table: Floats = base ** np.arange(exponents.max() + 1)
+    return table[exponents]

@@ -6,6 +6,7 @@ depend on that draft or on what the target says there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,8 @@ _ROUNDS = 4
 class Choice:
     """drafts: [R] of each row. tried: drafts among them that are there only so that their acceptance becomes known. tokens,
     seconds: of the step, as expected. gain: tokens a second beside those of a step without drafts, 0.5 is half as much more.
-    credit_s: what is left for tries, for the next choice. charged_s: what these were charged.
+    credit_s: what is left for tries, for the next choice. For steps to which the same applies: usual, drafts [R] without
+    tries; usual_s, what such a step takes; with_tries, [R] with them; try_s, what these are charged, infinite without any.
     """
 
     drafts: tuple[int, ...]
@@ -40,7 +42,10 @@ class Choice:
     seconds: float
     gain: float
     credit_s: float
-    charged_s: float = 0.0
+    usual: tuple[int, ...]
+    usual_s: float
+    with_tries: tuple[int, ...]
+    try_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +85,32 @@ def choose(
     limits = np.minimum(limits, most)
     given = _Rows(survival, limits, costs.stairs(rows), costs.drafting(rows, most), context_s, draft_s, least_s)
     plain_s = given.seconds(np.zeros(rows, dtype=np.int64))
-    drafts = _best(given)
-    earned_s = given.seconds(drafts)
-    credit_s = min(credit_s + TRIED_SHARE * earned_s, _MOST_CREDIT * earned_s)
-    tries = _tries(given, drafts, seen)
-    behind_s = costs.behind(rows, int(drafts.sum()), int(tries.sum()))  # tries are in one step, and that behind it has none
-    cost_s = max(given.seconds(drafts + tries) - earned_s + behind_s, _LEAST_TRY * earned_s)
-    if not tries.any() or cost_s > credit_s:
-        tries, cost_s = np.zeros_like(tries), 0.0
-    drafts, credit_s = drafts + tries, credit_s - cost_s
+    usual = _best(given)
+    usual_s = given.seconds(usual)
+    tries = _tries(given, usual, seen)
+    try_s = _try_s(given, usual, tries, usual_s, costs)
+    credit_s = earned(credit_s, usual_s)
+    paid = try_s <= credit_s
+    drafts = usual + tries if paid else usual
     tokens, seconds = given.tokens(drafts), given.seconds(drafts)
     gain = tokens / seconds / (rows / plain_s) - 1
-    return Choice(tuple(drafts.tolist()), int(tries.sum()), tokens, seconds, gain, credit_s, cost_s)
+    return Choice(
+        tuple(drafts.tolist()), int(tries.sum()) if paid else 0, tokens, seconds, gain, credit_s - try_s if paid else credit_s,
+        tuple(usual.tolist()), usual_s, tuple((usual + tries).tolist()), try_s,
+    )
+
+
+def earned(credit_s: float, step_s: float) -> float:
+    """What there is for tries, behind a step of so many seconds more."""
+    return min(credit_s + TRIED_SHARE * step_s, _MOST_CREDIT * step_s)
+
+
+def _try_s(given: _Rows, usual: Ints, tries: Ints, usual_s: float, costs: StepCosts) -> float:
+    """What tries are charged. They are in one step, and that behind it has none."""
+    if not tries.any():
+        return math.inf
+    behind_s = costs.behind(len(usual), int(usual.sum()), int(tries.sum()))
+    return max(given.seconds(usual + tries) - usual_s + behind_s, _LEAST_TRY * usual_s)
 
 
 def _best(given: _Rows) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 _STEPS = 16
@@ -17,17 +18,24 @@ class LoopTime:
     """
 
     def __init__(self) -> None:
-        self._taken: deque[tuple[float, bool]] = deque(maxlen=_STEPS)  # by the host, and whether it waited
+        self._last: deque[tuple[float, float, bool]] = deque(maxlen=_STEPS)  # taken by the host; waited, and whether notably
 
     def note(self, taken_s: float, waited_s: float) -> None:
-        self._taken.append((taken_s - waited_s, waited_s > _WAITED * taken_s))
+        self._last.append((taken_s - waited_s, waited_s, waited_s > _WAITED * taken_s))
 
     @property
     def least_s(self) -> float:
         """What the host takes for a step, the overlapped loop's that works beside the device: what a quarter of them took at
         most. 0 where it keeps up.
         """
-        kept_up = sum(waited for _, waited in self._taken)
-        if len(self._taken) < _STEPS or kept_up > _STEPS // 4:
+        kept_up = sum(notably for _, _, notably in self._last)
+        if len(self._last) < _STEPS or kept_up > _STEPS // 4:
             return 0.0
-        return sorted(taken for taken, _ in self._taken)[_STEPS // 4]
+        return sorted(taken for taken, _, _ in self._last)[_STEPS // 4]
+
+    @property
+    def spare_s(self) -> float:
+        """What the host may take longer for a step without the device waiting for it: what it waited in three quarters of the
+        last ones. No end to it where nothing is known.
+        """
+        return sorted(waited for _, waited, _ in self._last)[_STEPS // 4] if len(self._last) == _STEPS else math.inf

@@ -11,12 +11,16 @@ from typing import Protocol
 import numpy as np
 
 from headrace.speculate.acceptance import Acceptance
-from headrace.speculate.controller import TRIED_SHARE, Choice, choose
+from headrace.speculate.controller import choose, earned
 from headrace.speculate.costs import StepCosts
+from headrace.speculate.kept_choice import KeptChoice
 from headrace.speculate.loop_time import LoopTime
+from headrace.speculate.outcomes import Outcomes
 
-_KEPT_S, _KEPT_WAITING_S = 0.02, 0.06
-"""How long a choice stays, and where steps wait for the host: choosing and estimating take it a third of a millisecond."""
+_KEPT_S, _LONGEST_S = 0.02, 0.1
+"""How long a choice stays, at least and at most."""
+_CHOOSING = 0.005
+"""Of the time, what the device may wait for choices."""
 _JUDGED = 100
 """First drafts that have been tried when it is said that they do not pay."""
 _LOG = logging.getLogger("headrace")
@@ -77,8 +81,9 @@ class MeasuredPace:
 
     A choice stays for some milliseconds, several of a small model's steps, since choosing takes the host as long as such a
     step: until then, or until a sequence comes, or a row may have more drafts than it was chosen for. What is accepted
-    meanwhile is taken into account with the next choice. Where the host does not keep up with the device (`loop_time`), drafts
-    cost what the device has no time for, and a choice is made for all that rows may come to have.
+    meanwhile is taken into account with the next choice. Where the device waits while the host chooses, a choice stays for so
+    long that this is little of the time; it is made for all that rows may come to have, and rows that come wait for the next
+    one. Where the host does not keep up with the device (`loop_time`), drafts cost what the device has no time for.
     """
 
     def __init__(
@@ -90,21 +95,20 @@ class MeasuredPace:
         self._costs, self._acceptance, self._clock = costs, Acceptance(slots, most), clock
         self._credit_s, self._judged = 0.0, quiet
         self._tried, self._taken, self._due = 0, 0, 0.0  # first drafts; accepted ones; how many would have had to be
-        self._news: list[tuple[Sequence[int], Sequence[int], Sequence[int]]] = []  # slots, drafted, accepted of steps
+        self._news = Outcomes()
         self._loop, self._over_s = LoopTime(), 0.0
         self._flight: deque[bool] = deque()  # of the steps that are planned and not over: whether they are usual
-        self._kept: dict[int, tuple[int, int]] = {}  # by slot: drafts, and how many it might have had
-        self._kept_steps, self._earned_s, self._charged_s = 0, 0.0, 0.0
+        self._kept: KeptChoice | None = None
+        self._kept_steps, self._charged_s, self._late_s = 0, 0.0, 0.0
 
     def begin(self, slot: int) -> None:
         self._learn()
         self._acceptance.begin(slot)
-        self._kept.pop(slot, None)
+        if self._kept is not None:
+            self._kept = self._kept.without(slot)
 
     def choose(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
-        found = self._same(slots, limits) if self._kept_steps > 0 else None
-        if found is None:
-            found = self._anew(slots, limits, contexts)
+        found = self._same(slots, limits) or self._anew(slots, limits, contexts)
         self.break_even = self._costs.break_even(len(slots))
         return found
 
@@ -119,7 +123,7 @@ class MeasuredPace:
         self._note(waited_s)
         if not slots:
             return
-        self._news.append((slots, drafted, accepted))
+        self._news.add(slots, drafted, accepted)
         if not self._judged:
             tried = sum(1 for count in drafted if count)
             self._tried, self._due = self._tried + tried, self._due + tried * self._costs.break_even(len(slots))
@@ -137,39 +141,42 @@ class MeasuredPace:
         self._flight.popleft()
 
     def _same(self, slots: Sequence[int], limits: Sequence[int]) -> tuple[int, ...] | None:
-        """As chosen before, or None where that was for other rows."""
-        found = []
-        for slot, limit in zip(slots, limits, strict=True):
-            drafts, most = self._kept.get(slot, (-1, -1))
-            if limit > most == drafts:
-                return None
-            found.append(min(drafts, limit))
-        self._kept_steps -= 1
-        self._credit_s += self._earned_s
-        return tuple(found)
+        """As chosen before, or None where that was for other rows or is too long ago."""
+        kept = self._kept.for_rows(slots) if self._kept is not None and self._kept_steps > 0 else None
+        if kept is None or not kept.suffices(limits):
+            return None
+        self._kept, self._kept_steps = kept, self._kept_steps - 1
+        self._credit_s = earned(self._credit_s, kept.step_s)
+        return kept.drafts(limits, tries=self._pay(kept.try_s))
 
     def _anew(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
+        began_s = self._clock()
         self._learn()
-        least_s = self._loop.least_s
-        rows, may = np.array(slots, dtype=np.int64), np.array([self.most] * len(slots) if least_s else limits, dtype=np.int64)
-        choice: Choice = choose(
-            self._acceptance.survival(rows), may, np.array(contexts, dtype=np.int64), self._acceptance.seen(rows), self._costs,
-            self._credit_s, least_s,
+        least_s, late = self._loop.least_s, self._late_s > 0
+        may = [self.most] * len(slots) if late or least_s else limits
+        rows = np.array(slots, dtype=np.int64)
+        choice = choose(
+            self._acceptance.survival(rows), np.array(may, dtype=np.int64), np.array(contexts, dtype=np.int64),
+            self._acceptance.seen(rows), self._costs, self._credit_s, least_s,
         )
-        self._credit_s, self._charged_s, self.gain = choice.credit_s, choice.charged_s, choice.gain
-        self._kept = dict(zip(slots, zip(choice.drafts, may.tolist(), strict=True), strict=True))
-        kept_s = _KEPT_WAITING_S if least_s else _KEPT_S
-        self._kept_steps = 0 if choice.tried else int(kept_s / choice.seconds)  # a try is for one step
-        self._earned_s = TRIED_SHARE * choice.seconds
-        return tuple(min(count, limit) for count, limit in zip(choice.drafts, limits, strict=True))
+        self._credit_s, self._charged_s, self.gain = choice.credit_s, choice.try_s if choice.tried else 0.0, choice.gain
+        self._kept = KeptChoice.of(choice, slots, may, guesses=late)
+        self._late_s = max(0.0, self._clock() - began_s - self._loop.spare_s)
+        kept_s = min(_LONGEST_S, max(_KEPT_S, self._late_s / _CHOOSING))
+        self._kept_steps = int(kept_s / choice.usual_s)
+        return tuple(map(min, choice.drafts, limits))
+
+    def _pay(self, try_s: float) -> bool:
+        """Whether there is enough for a try, which is charged then."""
+        if try_s > self._credit_s:
+            return False
+        self._credit_s, self._charged_s = self._credit_s - try_s, try_s
+        return True
 
     def _learn(self) -> None:
         """Take in what was observed since the last choice."""
-        if not self._news:
-            return
-        slots, drafted, accepted = (np.concatenate(part, dtype=np.int64) for part in zip(*self._news, strict=True))
-        self._acceptance.observe(slots, drafted, accepted, [len(step[0]) for step in self._news])
-        self._news = []
+        if self._news:
+            self._acceptance.observe(*self._news.take())
 
     def _judge(self) -> None:
         """Say it, once, where first drafts are accepted more seldom than they cost with as many rows as there were."""
