@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import EngineConfig
 from headrace.engine.core import EngineCore
+from headrace.engine.description import describe
 from headrace.engine.device_drafters import drafter_maker
 from headrace.engine.model_source import find_model
 from headrace.engine.shared_gpu import budget_beside_others
@@ -22,7 +22,6 @@ from headrace.engine.verify_fit import kernel_bytes, verify_fit
 from headrace.errors import ConfigError
 from headrace.gpu_processes import gpu_processes
 from headrace.hardware import Hardware, detect, ram_bytes
-from headrace.models.spec import WeightMap
 from headrace.plan.auto_drafter import OFF, Drafting, resolve_drafter
 from headrace.plan.budget import Budget, make_budget
 from headrace.plan.checkpoint import Model
@@ -109,7 +108,7 @@ def build_engine(
             raise
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
-    info = _describe(model, config, budget, dtypes, hardware, chosen, start)
+    info = describe(model, config, budget, dtypes, hardware, chosen, start)
     if config.ssd_cache:
         info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes if core.outlived else None)))
     return BuiltEngine(core, info, runner, start.memory(budget))
@@ -257,34 +256,3 @@ def _is_out_of_memory(error: Exception) -> bool:
     """PyTorch raises OutOfMemoryError on a GPU, a plain RuntimeError of its allocator on a CPU, and mmap an OSError."""
     named = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return named or isinstance(error, MemoryError) or (isinstance(error, OSError) and "Cannot allocate memory" in str(error))
-
-
-def _describe(
-    model: Model, config: EngineConfig, budget: Budget, dtypes: Dtypes, hardware: Hardware, drafting: Drafting,
-    start: Start,
-) -> EngineInfo:
-    execution = resolve_execution(config, hardware, dtypes.compute)
-    _, kept = prefix_settings(model.spec, budget.layout, config, dtypes, budget.chunk_tokens)
-    return EngineInfo(
-        model=f"{config.random_weights}, random" if config.random_weights else os.path.abspath(model.checkpoint.path),
-        device=hardware.kind,
-        dtype=dtypes.compute,
-        context=budget.context,
-        max_seqs=budget.max_seqs,
-        chunk_tokens=budget.chunk_tokens,
-        page_tokens=budget.layout.page_tokens,
-        kv_pages=sum(budget.layout.pages),
-        vocab_size=model.spec.vocab_size,
-        notes=(
-            *dtypes.notes, *execution.notes, drafting.note, *budget.notes, kept,
-            *_unused(model.weight_map, drafting.memory), *start.notes(budget),
-        ),
-        budget=tuple((line.name, line.bytes) for line in budget.lines),
-    )
-
-
-def _unused(weights: WeightMap, drafting: DrafterMemory) -> list[str]:
-    """What the checkpoint holds and this engine does not load."""
-    notes = [f"left out: {reason} ({len(sources)} tensors)" for reason, sources in weights.left_out]
-    head = f"not used: {len(weights.kept)} tensors of the multi-token head, which --speculate mtp drafts with"
-    return notes + ([head] if weights.kept and drafting.method != "mtp" else [])
