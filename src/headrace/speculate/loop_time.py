@@ -1,4 +1,4 @@
-"""Whether the engine's loop keeps up with the device: small models wait for their host. No torch."""
+"""What the engine's loop takes beside the device, and whether it keeps up: small models wait for their host. No torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ _WAITED = 0.1
 class LoopTime:
     """Told of every step how long after the one before it was over, and how long the loop waited for the device in between.
 
-    Pauses and other processes delay some steps. Where three quarters of the last ones were over next to no time after the loop
-    looked, the host is what they took their time from. That is measured, and not guessed from what the device should take: a
-    device slower than thought is waited for.
+    Pauses and other processes delay some steps, so what counts is what most of the last ones had. It is measured, and not
+    guessed from what the device should take: a device slower than thought is waited for.
     """
 
     def __init__(self) -> None:
@@ -24,18 +23,24 @@ class LoopTime:
         self._last.append((taken_s - waited_s, waited_s, waited_s > _WAITED * taken_s))
 
     @property
-    def least_s(self) -> float:
+    def host_s(self) -> float:
         """What the host takes for a step, the overlapped loop's that works beside the device: what a quarter of them took at
-        most. 0 where it keeps up.
+        most. No step takes less. 0 where nothing is known.
         """
-        kept_up = sum(notably for _, _, notably in self._last)
-        if len(self._last) < _STEPS or kept_up > _STEPS // 4:
-            return 0.0
-        return sorted(taken for taken, _, _ in self._last)[_STEPS // 4]
+        return sorted(taken for taken, _, _ in self._last)[_STEPS // 4] if self._known else 0.0
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the host waited for the device in more than a quarter of them; where nothing is known, too."""
+        return not self._known or sum(notably for _, _, notably in self._last) > _STEPS // 4
 
     @property
     def spare_s(self) -> float:
-        """What the host may take longer for a step without the device waiting for it: what it waited in three quarters of the
-        last ones. No end to it where nothing is known.
+        """What the host may take longer for a step without the device waiting for it: what it waited in three quarters of
+        them. No end to it where nothing is known.
         """
-        return sorted(waited for _, waited, _ in self._last)[_STEPS // 4] if len(self._last) == _STEPS else math.inf
+        return sorted(waited for _, waited, _ in self._last)[_STEPS // 4] if self._known else math.inf
+
+    @property
+    def _known(self) -> bool:
+        return len(self._last) == _STEPS

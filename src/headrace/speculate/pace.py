@@ -83,7 +83,7 @@ class MeasuredPace:
     step: until then, or until a sequence comes, or a row may have more drafts than it was chosen for. What is accepted
     meanwhile is taken into account with the next choice. Where the device waits while the host chooses, a choice stays for so
     long that this is little of the time; it is made for all that rows may come to have, and rows that come wait for the next
-    one. Where the host does not keep up with the device (`loop_time`), drafts cost what the device has no time for.
+    one. No step takes less than the host does for one (`loop_time`): drafts cost what the device has no time for.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class MeasuredPace:
     def _anew(self, slots: Sequence[int], limits: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
         began_s = self._clock()
         self._learn()
-        least_s, late = self._loop.least_s, self._late_s > 0
-        may = [self.most] * len(slots) if late or least_s else limits
+        late = self._late_s > 0
+        may = [self.most] * len(slots) if late or not self._loop.keeps_up else limits
         rows = np.array(slots, dtype=np.int64)
         choice = choose(
             self._acceptance.survival(rows), np.array(may, dtype=np.int64), np.array(contexts, dtype=np.int64),
-            self._acceptance.seen(rows), self._costs, self._credit_s, least_s,
+            self._acceptance.seen(rows), self._costs, self._credit_s, self._loop.host_s,
         )
         self._credit_s, self._charged_s, self.gain = choice.credit_s, choice.try_s if choice.tried else 0.0, choice.gain
         self._kept = KeptChoice.of(choice, slots, may, guesses=late)
