@@ -51,7 +51,7 @@ def test_a_hybrid_is_told_class_by_class(hybrid: Path, read: Reader) -> None:
     assert {name for name, of in use.items() if of == "served"} == {
         "embedding", "norms", "gated delta", "attention", "mlp", "head",
     }  # fmt: skip
-    assert use["multi-token prediction"] == "kept for later"
+    assert use["multi-token prediction"] == "for drafts"
     assert use["vision tower"] == "left out"
     assert (answer["attention_layers"], answer["gated_delta_layers"], answer["files"]) == (1, 3, 2)
     # one attention layer: K and V of 2 heads of 16; three states of 4 x 8 x 8 and tails of 3 x (2 x 2 x 8 + 4 x 8), in 2 bytes

@@ -62,7 +62,7 @@ def chat_template(server: ServerConfig, tokenizer: Tokenizer) -> ChatTemplate | 
 
 
 def tell_model(console: Console, model: Model, template: ChatTemplate | None) -> None:
-    """Say what is served, and what of the checkpoint is not."""
+    """Say what is served, and what of the checkpoint is not always."""
     console.print(f"model: {model.checkpoint.path}, {model.spec.model_type} of {len(model.spec.layers)} layers")
     for c in tensor_classes(model):
         if c.use != "served":

@@ -12,7 +12,7 @@ from headrace.models.spec import AttentionSpec, ModelSpec, Weight
 from headrace.plan.checkpoint import Model
 from headrace.plan.contents import TensorHeader
 
-Use = Literal["served", "kept for later", "left out"]
+Use = Literal["served", "for drafts", "left out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def _assignments(model: Model) -> Iterator[tuple[str, Use, str, int]]:
     for weight in model.weight_map.weights:
         yield _purpose(model.spec, weight.target), "served", weight.source, _parameters_an_element(weight)
     for source in model.weight_map.kept:
-        yield "multi-token prediction", "kept for later", source, 1
+        yield "multi-token prediction", "for drafts", source, 1
     for reason, sources in model.weight_map.left_out:
         for source in sources:
             yield reason, "left out", source, 1

@@ -159,7 +159,7 @@ class Weight:
 class WeightMap:
     """Where every tensor of a checkpoint goes. Equal to itself alone, so that what is summed over it can be remembered by it.
 
-    weights: what the decoder needs. kept: sources recognised and kept on disk for later (the MTP head). left_out: (reason,
+    weights: what the decoder needs. kept: sources of a multi-token head, for whoever drafts with it. left_out: (reason,
     sources) that this engine does not use, to be said so ("vision tower"). A checkpoint tensor in none of them is an error.
     """
 
