@@ -1,7 +1,8 @@
 """The frozen messages that carry a request through headrace: Request -> StepPlan -> StepResult -> TokenEvent.
 
 The front (HTTP, `LLM`) makes Requests and reads TokenEvents. The scheduler makes StepPlans and commits
-StepResults. The runner turns the one into the other. Nothing else is shared between them.
+StepResults. The runner turns the one into the other. Nothing else is shared between them. What is made for every row of every
+step is a msgspec.Struct, which takes a tenth of a frozen dataclass's time to make; `msgspec.structs.replace` changes one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
 
 from headrace.errors import RequestError
 
@@ -217,8 +220,7 @@ class HostCopies:
     waits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True, gc=False):
     """One sequence's share of a step. Prefill, decode and verification differ only in these numbers.
 
     start: position of the first token (a lower bound while earlier steps are uncommitted). tokens: certain tokens known to
@@ -266,8 +268,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(Struct, frozen=True, gc=False):
     """What a row produced: sampled tokens in order (empty for an unfinished prompt), and log-probabilities if asked for.
 
     prompt_logprobs: for prompt positions start + 1 ... start + n of the row, as many as the prompt holds. proposes: how many
@@ -294,8 +295,7 @@ class StepResult:
     waited_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(Struct, frozen=True, gc=False):
     """News of one request, from the engine to the front.
 
     tokens: newly committed tokens, an ending EOS or stop token included. prompt_logprobs: sent once, with the first

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from tests.support.fake_device import FakeDevice, expected_output
 
 from headrace.cache.layout import CacheGroup, CacheLayout
@@ -132,5 +133,5 @@ def test_drafts_that_were_asked_for_and_not_there_are_not_counted(depth: int) ->
         flight.append(plan)
         if len(flight) == depth:
             result = device.run(flight.popleft())
-            scheduler.commit(replace(result, rows=tuple(replace(row, proposes=0) for row in result.rows)))
+            scheduler.commit(replace(result, rows=tuple(structs.replace(row, proposes=0) for row in result.rows)))
     assert (asked > 0) == (depth > 1) and scheduler.stats().drafted == (0, 0, 0)

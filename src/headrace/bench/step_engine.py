@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
 import torch
+from msgspec import structs
 
 from headrace.bench.running import give_up
 from headrace.config import EngineConfig
@@ -105,7 +106,7 @@ class ChunkSteps:
         rng = torch.Generator().manual_seed(tokens)
         known = torch.randint(0, measured.vocab_size, (rows, tokens), generator=rng).tolist()
         self._rows = tuple(Row(n, n, context - tokens, tuple(known[n])) for n in range(rows))
-        first = tuple(replace(row, page_updates=updates) for row, updates in zip(self._rows, given, strict=True))
+        first = tuple(structs.replace(row, page_updates=updates) for row, updates in zip(self._rows, given, strict=True))
         self._plan = StepPlan(0, admissions, first)
 
     def step(self) -> None:

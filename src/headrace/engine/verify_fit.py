@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from headrace.errors import ConfigError
 from headrace.plan.budget import Budget
 from headrace.types import Admission, PageUpdate, Request, Row, SamplingParams, StepPlan, StepResult
@@ -144,7 +146,7 @@ def run_largest_steps(runner: Measured, budget: Budget, vocab_size: int) -> None
     """
     bias = {token: value for token, value in _EVERYTHING.logit_bias.items() if token < vocab_size}
     rows = tuple(_rows(budget))
-    drafted = tuple(replace(row, drafts=(0,) * budget.layout.drafts) for row in rows) if budget.layout.drafts else ()
+    drafted = tuple(structs.replace(row, drafts=(0,) * budget.layout.drafts) for row in rows) if budget.layout.drafts else ()
     for params in (_USUAL, replace(_EVERYTHING, logit_bias=bias)):
         for step in (rows, drafted, (_chunk(budget, rows), *rows[1:]), tuple(_short_prompts(budget, rows))):
             if step:
@@ -154,8 +156,8 @@ def run_largest_steps(runner: Measured, budget: Budget, vocab_size: int) -> None
 def _run(runner: Measured, rows: tuple[Row, ...], params: SamplingParams) -> None:
     """One step of rows of which each is where it starts, whatever was computed before."""
     admissions = tuple(Admission(row.sequence, row.slot, _request(row, params)) for row in rows)
-    runner.assume(StepPlan(0, admissions, tuple(replace(row, tokens=(), drafts=()) for row in rows)))
-    runner.launch(StepPlan(1, (), tuple(replace(row, page_updates=()) for row in rows))).result()
+    runner.assume(StepPlan(0, admissions, tuple(structs.replace(row, tokens=(), drafts=()) for row in rows)))
+    runner.launch(StepPlan(1, (), tuple(structs.replace(row, page_updates=()) for row in rows))).result()
 
 
 def _request(row: Row, params: SamplingParams) -> Request:
@@ -181,7 +183,7 @@ def _chunk(budget: Budget, rows: Sequence[Row]) -> Row:
     """The first sequence with the last chunk of a prompt, as large as the scheduler makes it beside the others."""
     row, chunk, others = rows[0], budget.chunk_tokens, len(rows) - 1
     tokens = max(1, min(row.start + 1, chunk - min(others, chunk // 2)))
-    return replace(row, start=row.start + 1 - tokens, tokens=(0,) * tokens)
+    return structs.replace(row, start=row.start + 1 - tokens, tokens=(0,) * tokens)
 
 
 def _short_prompts(budget: Budget, rows: Sequence[Row]) -> Iterator[Row]:
@@ -191,4 +193,4 @@ def _short_prompts(budget: Budget, rows: Sequence[Row]) -> Iterator[Row]:
         tokens = min(row.start + 1, left, max(_SHORT_TOKENS, budget.chunk_tokens // len(rows)))
         left -= tokens
         if tokens:
-            yield replace(row, start=0, tokens=(0,) * tokens)
+            yield structs.replace(row, start=0, tokens=(0,) * tokens)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec import structs
 
 from headrace.plan.graph_rows import PromptShape, shape_of
 from headrace.scheduler.sequence import Sequence
@@ -57,7 +58,7 @@ class DraftCounts:
         """
         if any(row.asked for row in rows) and self._captured(rows):
             for place, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
-                rows[place] = replace(row, asked=0)
+                rows[place] = structs.replace(row, asked=0)
                 sequence.drafted -= row.asked
         self.chosen = sum(row.draft_count for row in rows)
         if self._pace is not None and rows:
