@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -37,15 +35,14 @@ class Engines:
         self, prompts: Sequence[str | list[int]], params: Sequence[SamplingParams], seconds: float | None = None
     ) -> list[Written | None]:
         """In the prompts' order; None for those whose share was not begun after so long. Raises what an engine raises."""
-        end = math.inf if seconds is None else time.monotonic() + seconds
         starts = range(0, len(prompts), SHARE)
         shares = [self._pool.submit(_write, *(each[start : start + SHARE] for each in (prompts, params))) for start in starts]
         if seconds is not None:
             wait(shares, seconds)
+        late = [seconds is not None and share.cancel() for share in shares]  # all, before the first is waited for
         found: list[Written | None] = []
-        for start, share in zip(starts, shares, strict=True):
-            late = share.cancel() if time.monotonic() >= end else False
-            found += [None] * len(prompts[start : start + SHARE]) if late else share.result()
+        for start, share, left in zip(starts, shares, late, strict=True):
+            found += [None] * len(prompts[start : start + SHARE]) if left else share.result()
         return found
 
     def __enter__(self) -> Self:
