@@ -1,8 +1,8 @@
 # make serve    environment, installation, and the server on the demo model     MODEL=path ARGS="--port 8001"
-# make test     environment, installation with test tools, and the test suite   ARGS="tests/server -x" runs a part
+# make test     environment, installation with test tools, and the test suite   ARGS="tests/server -x" runs a part, WORKERS=2 uses two cores
 # make interpreted   the kernels under Triton's interpreter, a part of the suite that needs a process of its own
 # make lint     style, types, import rules, generated docs
-# make gpu      what needs a CUDA device; WORKERS=12 where pytest-xdist is installed, since compilers take the time
+# make gpu      what needs a CUDA device; WORKERS=12 where there are cores for it, since compilers take the time
 # make long     soak tests and benchmarks, minutes each
 # make settings rewrites docs/settings.md from config.py
 # PYTHON=python3.12 and VENV=elsewhere work with every target.
@@ -14,6 +14,7 @@ WORKERS ?=
 
 BIN := $(VENV)/bin
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" tools/install.sh
+PARALLEL := $(if $(WORKERS),-n $(WORKERS) --dist worksteal)
 INSTALLED_FROM := pyproject.toml tools/install.sh $(wildcard constraints/*.txt)
 
 .PHONY: serve test interpreted lint gpu long settings
@@ -22,8 +23,8 @@ serve: $(VENV)/.serve-installed
 	@exec $(BIN)/headrace serve $(if $(MODEL),"$(MODEL)") $(ARGS)
 
 test: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest $(ARGS)
-	$(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted tests/kernels)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) -m interpreted tests/kernels)
 
 interpreted: $(VENV)/.dev-installed
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted $(or $(ARGS),tests/kernels)

@@ -6,6 +6,7 @@ Those that ask for `lab_model` need the weights that come with headrace, and fai
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from headrace.plan.named import lab_model_path
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before anything imports torch; threads of several workers only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ALONE_S = 100
 """For a test in a process of its own, compilers included."""
@@ -72,8 +76,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import torch
 
     workers = getattr(config, "workerinput", {"workercount": 1})["workercount"]
-    if workers > 1:
-        torch.set_num_threads(1)  # references run on the CPU, and threads of several workers only wait for each other
     for item in marked:
         if not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
