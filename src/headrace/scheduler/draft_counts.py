@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from msgspec import structs
 
@@ -20,9 +21,17 @@ class DraftCounts:
 
     def __init__(self, most: int, pace: Pace | None, prompts: tuple[PromptShape, ...] = ()) -> None:
         self._pace, self._prompts, self.chosen = pace, prompts, 0
-        self.made, self.kept = [0] * most, [0] * most
+        self._made, self._kept = [0] * (most + 1), [0] * (most + 1)  # rows with so many drafts, and with so many accepted
         self._seen: list[tuple[int, int, int]] = []  # slot, drafts, accepted ones of this commit's rows
         self._asked_about = 0  # rows of the plan in the making
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        return _by_number(self._made)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return _by_number(self._kept)
 
     @property
     def gain(self) -> float:
@@ -42,33 +51,34 @@ class DraftCounts:
         """By sequence id: drafts that the next row of a decoding sequence asks the drafter on the device for."""
         if self._pace is None:
             return {}
-        decoding = [s for s in running if _decodes(s)]
+        decoding = [s for s in running if s.decodes]
         self._asked_about = len(decoding)
         if not decoding:
             return {}
-        limits = [min(self._pace.most, s.tokens_left - 1, s.proposes) for s in decoding]
+        most = self._pace.most
+        limits = [min(most, s.tokens_left - 1, s.proposes) for s in decoding]
         slots = [s.holding.slot for s in decoding if s.holding is not None]
         counts = self._pace.choose(slots, limits, [s.planned for s in decoding])
-        return {s.id: count for s, count in zip(decoding, counts, strict=True)}
+        return dict(zip([s.id for s in decoding], counts, strict=True))
 
     def settle(self, rows: list[Row], sequences: Iterable[Sequence]) -> None:
         """All rows of a step are there. Beside prompts so short that the step is captured without drafts, none are asked for:
         launching it kernel by kernel would take several times as long, for all of its rows. Pages for them stay their
         sequences', whose next tokens take them.
         """
-        if any(row.asked for row in rows) and self._captured(rows):
+        prompts, asked = sum(1 for row in rows if row.tokens), sum([row.asked for row in rows])
+        if asked and prompts and self._captured(rows):
+            asked = 0
             for place, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
                 rows[place] = structs.replace(row, asked=0)
                 sequence.drafted -= row.asked
-        self.chosen = sum(row.draft_count for row in rows)
+        self.chosen = asked + sum([len(row.drafts) for row in rows])
         if self._pace is not None and rows:
-            decoding = sum(not row.tokens for row in rows)
-            self._pace.planned(sum(row.asked for row in rows), usual=decoding == len(rows) == self._asked_about)
+            self._pace.planned(asked, usual=not prompts and len(rows) == self._asked_about)
 
     def _captured(self, rows: list[Row]) -> bool:
         tokens, prompts = sum(len(row.tokens) or 1 for row in rows), sum(len(row.tokens) > 1 for row in rows)
-        known = any(row.tokens for row in rows)
-        return known and shape_of(tokens, len(rows), prompts, self._prompts) is not None
+        return shape_of(tokens, len(rows), prompts, self._prompts) is not None
 
     def note(self, row: Row, result: RowResult, sequence: Sequence) -> None:
         """A row is committed whose sequence goes on, or ends with it. It may have asked for drafts before it was known that
@@ -79,9 +89,8 @@ class DraftCounts:
             return
         kept = len(result.tokens) - 1
         made = max(kept, min(row.draft_count, there)) if row.asked else row.draft_count
-        for position in range(made):
-            self.made[position] += 1
-            self.kept[position] += position < kept
+        self._made[made] += 1
+        self._kept[kept] += 1
         sequence.drafts_made += made
         sequence.drafts_kept += kept
         self._seen.append((sequence.holding.slot, made, kept))
@@ -94,7 +103,6 @@ class DraftCounts:
         self._seen = []
 
 
-def _decodes(sequence: Sequence) -> bool:
-    """Whether its next row is one of its slot's next token; what begins in this plan is not there yet."""
-    there = sequence.holding is not None and sequence.arrival is None
-    return there and not sequence.prefilling and sequence.tokens_left > 0
+def _by_number(rows: list[int]) -> tuple[int, ...]:
+    """Drafts by their number in a row, of rows by how many they have: a row of n has the first n."""
+    return tuple(accumulate(reversed(rows[1:])))[::-1]

@@ -46,16 +46,19 @@ class News:
         if not sequence.frozen:
             request, tokens = sequence.request, result.tokens
             sequence.output.extend(tokens)
-            ends = (*request.eos_ids, *request.params.stop_token_ids)
-            ended = len(sequence.output) >= request.max_tokens or any(token in ends for token in tokens)
+            ended = len(sequence.output) >= request.max_tokens or not sequence.ends.isdisjoint(tokens)
             sequence.frozen = self._verifies and ended
 
     def _accept(
         self, sequence: Sequence, tokens: tuple[int, ...]
     ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
         """Append tokens up to the message's end. Returns those appended, why it ended, and the stop token id if one did."""
-        request = sequence.request
-        output, stop_ids = sequence.output, request.params.stop_token_ids
+        request, output = sequence.request, sequence.output
+        if len(output) + len(tokens) < request.max_tokens and sequence.ends.isdisjoint(tokens):
+            output.extend(tokens)
+            self.generation_tokens += len(tokens)
+            return tokens, None, None
+        stop_ids = request.params.stop_token_ids
         for count, token in enumerate(tokens, 1):
             output.append(token)
             self.generation_tokens += 1

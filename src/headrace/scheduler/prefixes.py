@@ -237,6 +237,8 @@ class Prefixes:
 
     def extend(self, lease: Lease, position: int, tokens: int, reserve_tokens: int) -> tuple[PageUpdate, ...] | None:
         """Pages for its first `tokens` tokens, with nothing kept that no query at `position` or later can reach."""
+        if tokens <= lease.room and reserve_tokens <= lease.room:
+            return ()
         self.cache.drop_behind_windows(lease, position)
         updates = self.cache.extend(lease, tokens, reserve_tokens)
         if updates is None and self.release():

@@ -112,8 +112,8 @@ class Scheduler:
             prompt_tokens_total=news.prompt_tokens,
             generation_tokens_total=news.generation_tokens,
             cached_tokens_total=news.cached_tokens,
-            drafted=tuple(drafts.made),
-            accepted=tuple(drafts.kept),
+            drafted=drafts.made,
+            accepted=drafts.kept,
             draft_tokens_chosen=drafts.chosen,
             draft_gain=drafts.gain,
             draft_break_even=drafts.break_even,
@@ -143,7 +143,7 @@ class Scheduler:
     def _fill(self, step: Step) -> None:
         """Rows of those that decode, then of prompts that have begun, and then of those that begin."""
         prompts = self._rows.decoding(step)
-        step.prompt_tokens_left -= min(sum(1 + row.draft_count for row in step.rows), self._chunk_tokens // 2)
+        step.prompt_tokens_left -= min(step.tokens, self._chunk_tokens // 2)
         for sequence in prompts:
             if step.prompt_tokens_left > 0 and sequence in self._running:
                 self._rows.chunk(step, sequence)

@@ -31,7 +31,7 @@ class Sequence:
     what it begins with comes from host memory. read: what it waited for to come from SSD; sought: how often it was looked
     for there; stateless: there are pages of it, and no state to go on from. cached_tokens: of the prompt, when it first took a
     slot. proposes: how many drafts the device's drafter has for it, as of the last row that is committed. drafts_made,
-    drafts_kept: in all.
+    drafts_kept: in all. ends: tokens that end its message.
     """
 
     id: int
@@ -56,10 +56,20 @@ class Sequence:
     proposes: int = MOST_DRAFTS
     drafts_made: int = 0
     drafts_kept: int = 0
+    ends: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ends = frozenset((*self.request.eos_ids, *self.request.params.stop_token_ids))
 
     @property
     def prefilling(self) -> bool:
         return self.planned < self.prefill_end
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its next row is one of its slot's next token; what begins in the plan in the making is not there yet."""
+        there = self.holding is not None and self.arrival is None
+        return there and self.planned >= self.prefill_end and self.tokens_left > 0
 
     @property
     def known(self) -> int:

@@ -10,7 +10,7 @@ from headrace.types import Admission, PageCopy, PageUpdate, Row
 
 @dataclass(slots=True)
 class Step:
-    """number: the plan's. sequences: those of the rows."""
+    """number: the plan's. sequences: those of the rows. tokens: of all rows, drafts included."""
 
     number: int
     prompt_tokens_left: int
@@ -18,6 +18,7 @@ class Step:
     rows: list[Row] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     page_copies: list[PageCopy] = field(default_factory=list)
+    tokens: int = 0
 
     def add(
         self, sequence: Sequence, tokens: tuple[int, ...], updates: tuple[PageUpdate, ...], *, samples: bool,
@@ -28,8 +29,10 @@ class Step:
         row = Row(sequence.id, sequence.holding.slot, sequence.planned, tokens, drafts, updates, samples, asked)
         self.rows.append(row)
         self.sequences.append(sequence)
-        self.prompt_tokens_left -= len(tokens)
-        sequence.planned += len(tokens) or 1
-        sequence.drafted += row.draft_count
+        count, draft_count = len(tokens), len(drafts) or asked
+        self.prompt_tokens_left -= count
+        self.tokens += (count or 1) + draft_count
+        sequence.planned += count or 1
+        sequence.drafted += draft_count
         sequence.in_flight += 1
         sequence.unseen += samples

@@ -262,6 +262,22 @@ def test_no_room_changes_nothing() -> None:
     assert not cache.has_room(match, 13, 13, 0) and not cache.has_room(match, 9, 9, 1)
 
 
+@pytest.mark.parametrize("window", [None, 2 * PAGE])
+def test_room_is_what_needs_no_page_to_be_taken_or_let_go_of(window: int | None) -> None:
+    """Where there are windows pages are always looked at."""
+    cache = make(window=window)
+    lease = cache.open("", b"", 0).lease
+    assert lease.room == 0
+    for tokens in (1, PAGE, PAGE + 1, 3 * PAGE + 1, 2):
+        before = [list(pages) for pages in lease.pages]
+        needed = tokens > lease.room
+        assert cache.extend(lease, tokens) is not None
+        assert needed or lease.pages == before
+        assert lease.room == (0 if window else min(map(len, lease.pages)) * PAGE)
+    lease = cache.open("", b"", 0).lease
+    assert cache.extend(lease, 2, 2 * PAGE) is not None and lease.room == (0 if window else 2 * PAGE)
+
+
 def test_the_policy_counts_a_models_flops() -> None:
     rope, mlp = RopeSpec(1e7, 64), MlpSpec(17408)
     full = AttentionSpec(24, 4, 256, rope, gated=True, qk_norm=True)

@@ -17,7 +17,8 @@ class Lease:
 
     node: where it stands in the tree: all tokens up to there are in the index. pending: its computed tokens past that, as
     bytes. tail: the node of its last, partial page, where the index has it already since a checkpoint needs it. writes: whether
-    what it computes goes into the index.
+    what it computes goes into the index. room: tokens that its pages have room for, with no page to be let go of; 0 where there
+    are windows, since nobody knows before looking.
     """
 
     salt: str
@@ -28,6 +29,7 @@ class Lease:
     writes: bool
     pending: bytearray = field(default_factory=bytearray)
     tail: Node | None = None
+    room: int = 0
 
     def recorded(self, page_tokens: int) -> int:
         """Tokens that were recorded as computed, those that it was resumed with included."""

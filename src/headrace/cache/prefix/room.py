@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from headrace.cache.pages import GONE, PagePool
@@ -19,6 +20,7 @@ class Room:
     def __init__(self, nodes: Nodes, eviction: Eviction, pools: tuple[PagePool, ...], checkpoint_slots: SlotPool) -> None:
         self._nodes, self._eviction = nodes, eviction
         self._pools, self._checkpoint_slots = pools, checkpoint_slots
+        self._windows = any(window is not None for window in nodes.windows)
 
     def suffices(self, match: Match, tokens: int, reserve_tokens: int, headroom_pages: int) -> bool:
         """See PrefixCache.has_room."""
@@ -32,12 +34,14 @@ class Room:
         """See PrefixCache.extend."""
         wanted = self._wanted(tokens, reserve_tokens)
         more = [max(0, want - len(pages)) for want, pages in zip(wanted, lease.pages, strict=True)]
-        if any(count > self._obtainable(group) for group, count in enumerate(more)):
+        if any(count and count > self._obtainable(group) for group, count in enumerate(more)):
             return None
         updates = []
         for group, count in enumerate(more):
             if count:
                 updates.append(self._take(lease, group, count))
+        if not self._windows:
+            lease.room = min(map(len, lease.pages), default=sys.maxsize) * self._nodes.page_tokens
         return tuple(updates)
 
     def _take(self, lease: Lease, group: int, count: int) -> PageUpdate:
