@@ -22,9 +22,10 @@ from headrace.config import EngineConfig
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RequestError
 from headrace.kernels.sample import LOWEST_LOGPROB, SlotState, reference
-from headrace.runner.allowed import AllowedTokens, MakeMasks, Words
+from headrace.runner.allowed import AllowedTokens, MakeMasks
+from headrace.runner.followed import Words
 from headrace.scheduler.drafter import Drafter
 from headrace.speculate.pace import FixedPace
 from headrace.types import Admission, Request, Row, SamplingParams
@@ -235,6 +236,25 @@ def test_a_mask_that_allows_nothing_ends_its_request_alone(hybrid: Path, specula
     assert all(len(found[name]) == len(others[name].tokens) for name in ("r0", "r3", "r5"))
     stats = core.stats()
     assert stats.kv_pages_used == stats.slots_used == 0
+
+
+@pytest.mark.parametrize("speculate", ["off", "lookup"])
+def test_a_request_whose_masks_cannot_be_made_ends_alone(hybrid: Path, speculate: str) -> None:
+    def make(request: Request) -> Grammar | None:
+        if request.id == "r1":
+            raise RequestError("no such grammar")
+        return None
+
+    more = {} if speculate == "off" else {"draft_tokens": MOST}
+    core = build(hybrid, make, speculate=speculate, loop="overlapped", **more).core
+    for n in range(3):
+        core.add(Request(f"r{n}", tuple(range(3, 40 + n)), SamplingParams(temperature=0), n, 20))
+    events = []
+    while core.has_work:
+        events += core.step()
+    ends = {event.request: (event.finish_reason, event.error) for event in events if event.finish_reason}
+    assert ends == {"r0": ("length", None), "r1": ("error", "no such grammar"), "r2": ("length", None)}
+    assert not any(event.tokens for event in events if event.request == "r1")
 
 
 @pytest.mark.parametrize("speculate", ["off", "lookup"])

@@ -12,18 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import RequestError
 from headrace.kernels.forbid_tokens import TokenMasks, forbid_tokens
+from headrace.runner.followed import Failure, Followed, Words
 from headrace.types import Admission, Request, Row
-
-Words = NDArray[np.int32]
-Failure = tuple[int, str]
-"""If a row yields more tokens than these, those behind them are what nobody allowed, and its request fails, for a reason."""
 
 
 class SequenceMasks(Protocol):
@@ -45,7 +40,9 @@ class SequenceMasks(Protocol):
 
 
 MakeMasks = Callable[[Request], SequenceMasks | None]
-"""Of a request that takes a slot; None where every token is allowed."""
+"""Of a request that takes a slot, an engine's own at its start among them; None where every token is allowed. May raise
+RequestError, which ends the request.
+"""
 
 
 class Sampled(Protocol):
@@ -56,64 +53,17 @@ class Sampled(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Followed:
-    """A sequence with masks, of which so many tokens are generated. over: nothing more is asked of it. failure: of its
-    newest row.
-    """
+@dataclass(frozen=True, slots=True)
+class _Unmade:
+    """Stands for masks that could not be made."""
 
-    request: Request
-    masks: SequenceMasks
-    vocab_size: int
-    generated: int = 0
-    over: bool = False
-    failure: Failure | None = None
+    error: RequestError
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """As far as the message goes, as `scheduler.commit` has it."""
-        if self.over or self._failed(len(tokens)):
-            return
-        tokens = tokens[: min(1 + self._until_end(tokens), self.request.max_tokens - self.generated)]
-        self.generated += len(tokens)
-        self.over = self.generated >= self.request.max_tokens or any(token in self._ends for token in tokens)
-        try:
-            self.masks.advance(tokens)
-        except RequestError as error:
-            self.over, self.failure = True, (0, str(error))
+        raise self.error
 
     def fill(self, drafts: Sequence[int], words: Words) -> int:
-        """See `SequenceMasks.fill`. From a mask on that allows nothing there is none."""
-        if self.over:
-            return 0
-        drafts, place = drafts[: self._until_end(drafts)], 0
-        try:
-            count = self.masks.fill(drafts, words[: 1 + len(drafts)])
-            for place, mask in enumerate(words[:count]):
-                self._check(mask, self.generated + place)
-        except RequestError as error:
-            self.failure = place, str(error)
-            return place
-        return count
-
-    def _failed(self, tokens: int) -> bool:
-        """Whether the newest row, which yielded so many, came as far as its failure."""
-        self.over = self.failure is not None and tokens > self.failure[0]
-        self.failure = self.failure if self.over else None
-        return self.over
-
-    @property
-    def _ends(self) -> tuple[int, ...]:
-        return self.request.eos_ids + self.request.params.stop_token_ids
-
-    def _until_end(self, tokens: Sequence[int]) -> int:
-        """How many tokens come before the first that ends the message."""
-        return next((n for n, token in enumerate(tokens) if token in self._ends), len(tokens))
-
-    def _check(self, mask: Words, generated: int) -> None:
-        held_open = generated < self.request.params.min_tokens
-        if not _allows(mask, self.vocab_size, self._ends if held_open else ()):
-            but = f" but what ends the message, before min_tokens {self.request.params.min_tokens}" if held_open else ""
-            raise RequestError(f"the mask behind {generated} generated tokens allows no token{but}")
+        raise self.error
 
 
 class AllowedTokens:
@@ -133,9 +83,9 @@ class AllowedTokens:
         )
         self._places, self._words = (x.numpy() for x in self._sent)
         self._copied = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
-        self._of: dict[int, _Followed] = {}  # by slot
-        self._step: dict[int, tuple[Row, _Followed]] = {}  # by sequence, of the step that is being launched
-        self._before: list[tuple[Sampled, dict[int, _Followed]]] = []  # steps that were launched and not read, by sequence
+        self._of: dict[int, Followed] = {}  # by slot
+        self._step: dict[int, tuple[Row, Followed]] = {}  # by sequence, of the step that is being launched
+        self._before: list[tuple[Sampled, dict[int, Followed]]] = []  # steps that were launched and not read, by sequence
         self._proposed: Tensor | None = None
         self._any = False  # whether masks lie on the device
 
@@ -150,10 +100,13 @@ class AllowedTokens:
 
     def admit(self, admission: Admission) -> None:
         """A request takes a slot."""
-        masks = self._make(admission.request)
+        try:
+            masks = self._make(admission.request)
+        except RequestError as error:
+            masks = _Unmade(error)
         self._of.pop(admission.slot, None)
         if masks is not None:
-            followed = self._of[admission.slot] = _Followed(admission.request, masks, self._vocab_size)
+            followed = self._of[admission.slot] = Followed(admission.request, masks, self._vocab_size)
             followed.advance(admission.output)
 
     def expect(self, rows: Iterable[Row]) -> None:
@@ -204,7 +157,7 @@ class AllowedTokens:
                     followed[sequence].advance(tokens)
         self._before.clear()
 
-    def _put(self, row: Row, followed: _Followed, used: int) -> int:
+    def _put(self, row: Row, followed: Followed, used: int) -> int:
         """The row's masks behind `used` others. Returns how many they are."""
         drafts = row.drafts or self._proposals(row)
         count = followed.fill(drafts, self._words[used : used + 1 + len(drafts)])
@@ -222,14 +175,3 @@ class AllowedTokens:
     def _mark_copied(self) -> None:
         if self._copied is not None:
             self._copied.record()
-
-
-def _allows(mask: Words, vocab_size: int, without: Iterable[int]) -> bool:
-    """Whether a mask [W] allows a token but these."""
-    words = mask.view(np.uint32).copy()
-    if rest := vocab_size % 32:
-        words[-1] &= np.uint32((1 << rest) - 1)
-    for token in without:
-        if token < vocab_size:
-            words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFF_FFFF)
-    return bool(words.any())

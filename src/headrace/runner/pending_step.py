@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headrace.runner.allowed import Failure
+from headrace.runner.followed import Failure
 from headrace.runner.sampler import Drawn
 from headrace.runner.scores import PromptScores
 from headrace.runner.verify import DrawnRuns
@@ -42,10 +42,13 @@ class PendingStep:
         proposes = [MOST_DRAFTS] * len(self._rows) if self._proposes is None else self._proposes.tolist()
         for (row, tokens, logprobs), more in zip(drawn, proposes, strict=True):
             scores = self._prompt_scores.get(row.sequence)
-            place, reason = self.failures.get(row.sequence, (MOST_DRAFTS, None))
-            error = reason if len(tokens) > place else None
+            error = self._error(row.sequence, len(tokens)) if self.failures else None
             found[row.sequence] = RowResult(row.sequence, tokens, logprobs, scores.read() if scores else (), more, error)
-        return StepResult(self._plan.step, tuple(found[row.sequence] for row in self._plan.rows), self._waited_s)
+        return StepResult(self._plan.step, tuple([found[row.sequence] for row in self._plan.rows]), self._waited_s)
+
+    def _error(self, sequence: int, tokens: int) -> str | None:
+        place, reason = self.failures.get(sequence, (MOST_DRAFTS, None))
+        return reason if tokens > place else None
 
     def sampled(self) -> dict[int, tuple[int, ...]]:
         """Wait for this step, and read the tokens by sequence."""
