@@ -138,19 +138,20 @@ def test_as_many_sequences_as_their_share_has_room_for(gib: int, context: int | 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"context": 2048}, "context 2048 is more than the model's own limit of 1024"),
+        ({"context": 2048}, "context 2,048 is more than the model's own limit of 1,024 tokens"),
         ({"cache_bytes": 100_000, "context": 1024, "max_seqs": 1}, "holds"),
         ({"cache_bytes": 100, "max_seqs": 4}, "too small"),
         ({"cache_bytes": 100, "max_seqs": 4, "gpu_checkpoint_bytes": 10**9}, "too small"),
         ({"cache_bytes": 10**6, "max_seqs": 4, "gpu_checkpoint_bytes": 10**9},
-         "gpu_checkpoint_bytes: 1,000,000,000 are too many for a cache of 1,000,000 bytes"),
+         r"gpu_checkpoint_bytes: 1,000,000,000 bytes \(954 MiB\) are too many for a cache of 1,000,000 bytes"),
         ({"cache_bytes": 100, "memory_bytes": 100}, "memory_bytes and cache_bytes exclude each other"),
         ({"memory_bytes": 100}, "before its cache"),
         ({"memory_fraction": 1.5}, "memory_fraction"),
         ({"page_tokens": 0}, "page_tokens must be 1 or more"),
         ({"context": 1}, "context must be 2 or more"),
-        ({"max_seqs": 1_000_001}, "max_seqs must be 1,000,000 or fewer, not 1,000,001"),
-        ({"max_seqs": 600_000, "context": 16}, "the machine has 8,589,934,592; most of it is"),
+        ({"max_seqs": 65_537}, "max_seqs must be 65,536 or fewer, not 65,537"),
+        ({"chunk_tokens": 50_000_000, "context": 16},
+         r"the machine has 8,589,934,592 bytes \(8.0 GiB\); most of it is workspace"),
     ],
 )
 def test_what_cannot_fit_is_refused_with_its_numbers(settings: dict[str, int], words: str) -> None:
@@ -216,7 +217,7 @@ def test_a_context_that_is_asked_for_has_room_beside_the_states() -> None:
     cache = 64 * page + 5 * state
     budget = make_budget(model, WEIGHTS, CPU, EngineConfig(cache_bytes=cache, context=1024), F32)
     assert budget.max_seqs == 5 and budget.context == 1024
-    assert any("the context of 1024 tokens has room" in note for note in budget.notes)
+    assert any("the context of 1,024 tokens has room" in note for note in budget.notes)
 
 
 def test_fewer_sequences_where_those_as_usual_leave_no_cache() -> None:

@@ -51,7 +51,7 @@ def told(request: Request, suggestion: Suggestion) -> Request:
         name, change = flag.replace("-", "_"), {flag.replace("-", "_"): value}
         if name == "format":
             request = replace(request, format=value)
-        elif name in ("users", "vision"):
+        elif name in ("gpu", "users", "vision"):
             request = replace(request, plan=replace(request.plan, **change))
         else:
             request = replace(request, engine=replace(request.engine, **change))

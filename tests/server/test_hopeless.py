@@ -19,7 +19,7 @@ def test_only_texts_that_are_too_long_are_refused(
     tokens = len(tokenizer.encode(text))
     monkeypatch.setattr(hopeless, "SURE_CHARACTERS", 0)
     refuse_hopeless(text, tokenizer, tokens, param="prompt")
-    with pytest.raises(RequestError, match="holds 1000, ") as caught:
+    with pytest.raises(RequestError, match="holds 1,000, ") as caught:
         refuse_hopeless(text, tokenizer, 1000, param="prompt")
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from headrace.commands.machine import Machine
-from headrace.commands.sizes import size
+from headrace.quantities import size
 
 OLDEST_GPU = (8, 0)
 PYTHONS = ((3, 11), (3, 13))

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.cache.layout import cache_groups
-from headrace.commands.sizes import size
 from headrace.commands.tensor_classes import TensorClass, tensor_classes
 from headrace.models.spec import AttentionSpec, ModelSpec
 from headrace.plan.checkpoint import Model, identify, open_checkpoint
 from headrace.plan.dtypes import Dtypes, itemsize
 from headrace.plan.named import model_path
 from headrace.plan.state_memory import state_bytes_per_sequence
+from headrace.quantities import size
 
 SIXTEEN_BITS = Dtypes(compute="bfloat16", kv="bfloat16", state="float16")
 """What sizes of the cache are given in; float32 takes twice as much."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from headrace.commands.sizes import size
+from headrace.quantities import size
 
 OnProgress = Callable[[int, int], None]
 """Given (bytes loaded, bytes in all)."""

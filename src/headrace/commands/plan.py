@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from rich.console import Console
 
-from headrace.commands.sizes import size
 from headrace.commands.tensor_classes import tensor_classes
 from headrace.config import EngineConfig, PlanConfig
 from headrace.errors import ConfigError
@@ -22,6 +22,7 @@ from headrace.plan.published import FORMATS, parameters, published_model
 from headrace.plan.report import Report, as_json, make_report
 from headrace.plan.shapes import SHAPES
 from headrace.plan.suggest import Suggestion
+from headrace.quantities import counted, exact_size, size
 
 
 def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted: bool) -> bool:
@@ -30,10 +31,10 @@ def plan(model: str, engine: EngineConfig, settings: PlanConfig, *, json_wanted:
     With engine.verify_fit a plan that fits is tried on this machine.
     """
     format, models = find_models(model)
-    cards = cards_for(settings)
+    cards = cache(lambda gpu: cards_for(replace(settings, gpu=gpu)))
 
     def remake(request: Request) -> Plan:
-        return make_plan(request, cards, models)
+        return make_plan(request, cards(request.plan.gpu), models)
 
     planned = remake(Request(format, engine, settings))
     report = make_report(planned, remake)
@@ -95,18 +96,20 @@ def _print(console: Console, facts: dict[str, object], report: Report) -> None:
     for note in report.notes:
         console.print(note)
     console.print(
-        f"a token: {report.kv_bytes_per_token:,} bytes of keys and values; a sequence: {report.state_bytes_per_sequence:,} "
-        f"bytes of state; drafting: {report.draft_bytes_per_token:,} a token, {report.draft_bytes_per_sequence:,} a sequence"
+        f"a token: {exact_size(report.kv_bytes_per_token)} of keys and values; a sequence: "
+        f"{exact_size(report.state_bytes_per_sequence)} of state; drafting: {exact_size(report.draft_bytes_per_token)} "
+        f"a token, {exact_size(report.draft_bytes_per_sequence)} a sequence"
     )
-    console.print(f"most that fits: {report.max_context} tokens for {_users(report.max_context_users)}, "
-                  f"{_users(report.max_users)} of {report.context} tokens")
+    console.print(f"most that fits: {counted(report.max_context, 'token')} for {_users(report.max_context_users)}, "
+                  f"{_users(report.max_users)} of {counted(report.context, 'token')}")
     if report.predicted:
         _print_predicted(console, report.predicted)
     console.print("fits" if report.fits else f"does not fit: {report.why}")
-    if not report.fits and not report.suggestions:
-        console.print("  nothing near it would fit: fewer users, shorter contexts, smaller types and weights were tried")
+    if report.least:
+        least = f"{_flags(report.least)}, {_room(report.least)}," if report.least.settings else _room(report.least)
+        console.print(f"  nothing fits there: even {least} would take {_takes(report.least)}")
     for suggestion in report.suggestions:
-        console.print(f"  would fit: {_flags(suggestion)} ({_room(suggestion)}, {size(suggestion.total_bytes)})")
+        console.print(f"  would fit: {_flags(suggestion)} ({_room(suggestion)}: {_takes(suggestion)})")
 
 
 def _line(name: str, count_bytes: int, why: str) -> str:
@@ -116,22 +119,27 @@ def _line(name: str, count_bytes: int, why: str) -> str:
 def _print_predicted(console: Console, predicted: Predicted) -> None:
     console.print("predicted, from bytes and bandwidth, not measured:")
     for row in predicted.decode:
-        console.print(f"  decode, {row.users} x {row.context} tokens: {row.tokens_per_s:,.0f} tokens/s, "
+        console.print(f"  decode, {row.users} x {counted(row.context, 'token')}: {row.tokens_per_s:,.0f} tokens/s, "
                       f"{row.tokens_per_s_each:,.1f} each")
     for each in predicted.prefill:
-        console.print(f"  prefill, {each.tokens} tokens: {each.tokens_per_s:,.0f} tokens/s, {each.seconds:.2f} s")
+        console.print(f"  prefill, {counted(each.tokens, 'token')}: {each.tokens_per_s:,.0f} tokens/s, {each.seconds:.2f} s")
 
 
 def _users(count: int | None) -> str:
-    return "any number of users" if count is None else f"{count} user{'' if count == 1 else 's'}"
+    return "any number of users" if count is None else counted(count, "user")
 
 
 def _room(suggestion: Suggestion) -> str:
     if suggestion.at_once:
-        return f"{suggestion.users} x {suggestion.context} tokens at once"
+        return f"{suggestion.users:,} x {counted(suggestion.context, 'token')} at once"
     if suggestion.users == 1:
-        return f"one user of {suggestion.context} tokens"
-    return f"{suggestion.users} users share {suggestion.capacity_tokens} tokens, at most {suggestion.context} each"
+        return f"one user of {counted(suggestion.context, 'token')}"
+    shared = counted(suggestion.capacity_tokens, "token")
+    return f"{suggestion.users:,} users share {shared}, at most {suggestion.context:,} each"
+
+
+def _takes(suggestion: Suggestion) -> str:
+    return exact_size(suggestion.total_bytes)
 
 
 def _flags(suggestion: Suggestion) -> str:

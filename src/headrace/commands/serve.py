@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from headrace.commands.loading import loading_progress
-from headrace.commands.sizes import size
 from headrace.commands.tensor_classes import tensor_classes
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.chat import ChatTemplate
@@ -22,6 +21,7 @@ from headrace.engine.tokenizer import Tokenizer
 from headrace.errors import CheckpointError, ConfigError
 from headrace.plan.checkpoint import Model
 from headrace.plan.engine_settings import check_settings
+from headrace.quantities import size
 from headrace.server.serve import Service, run
 from headrace.types import EngineInfo
 

@@ -33,6 +33,7 @@ from headrace.plan.host_memory import check_host_memory
 from headrace.plan.prefix_cache import prefix_settings, staging_bytes
 from headrace.plan.speculation import drafter_extras
 from headrace.plan.workspace import SMALL_BYTES, SMALL_PIECE_BYTES
+from headrace.quantities import exact_size
 from headrace.scheduler.drafter import Drafter
 from headrace.scheduler.scheduler import Scheduler
 from headrace.speculate.pace import FixedPace, MeasuredPace, Pace
@@ -107,7 +108,7 @@ def build_engine(
         if not _is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"out of memory, although the budget is {budget.total_bytes:,} bytes: {reason}") from error
+        raise ConfigError(f"out of memory, although the budget is {exact_size(budget.total_bytes)}: {reason}") from error
     info = describe(model, config, budget, dtypes, hardware, chosen, start)
     if config.ssd_cache:
         info = replace(info, notes=(*info.notes, ssd_note(config, core.stats().ssd_bytes if core.outlived else None)))

@@ -15,6 +15,7 @@ from headrace.plan.drafters import DrafterMemory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.execution import resolve_execution
 from headrace.plan.prefix_cache import prefix_settings
+from headrace.quantities import counted
 from headrace.types import EngineInfo
 
 
@@ -44,6 +45,6 @@ def describe(
 
 def _unused(weights: WeightMap, drafting: DrafterMemory) -> list[str]:
     """What the checkpoint holds and this engine does not load."""
-    notes = [f"left out: {reason} ({len(sources)} tensors)" for reason, sources in weights.left_out]
+    notes = [f"left out: {reason} ({counted(len(sources), 'tensor')})" for reason, sources in weights.left_out]
     head = f"not used: {len(weights.kept)} tensors of the multi-token head, which --speculate mtp drafts with"
     return notes + ([head] if weights.kept and drafting.method != "mtp" else [])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from headrace.errors import QueueFullError
+from headrace.quantities import counted
 
 RATE_WINDOW_S = 30.0
 LONGEST_RETRY_S = 60
@@ -29,7 +30,7 @@ class QueueLimit:
         if self.held >= self.capacity:
             self._turned_away += 1
             raise QueueFullError(
-                f"the engine holds {self.held} requests, as many as it accepts; try again later",
+                f"the engine holds {counted(self.held, 'request')}, as many as it accepts; try again later",
                 retry_after_s=self.retry_after_s(),
             )
         self._turned_away = 0

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from headrace.errors import RequestError
+from headrace.quantities import counted
 from headrace.types import EngineInfo, Request, SamplingParams
 
 
@@ -55,7 +56,7 @@ def _check_prompt(tokens: tuple[int, ...], info: EngineInfo) -> None:
     _check_ids("prompt", tokens, info)
     if len(tokens) >= info.context:
         raise RequestError(
-            f"the prompt has {len(tokens)} tokens, but the context holds {info.context}, the answer included",
+            f"the prompt has {counted(len(tokens), 'token')}, but the context holds {info.context:,}, the answer included",
             param="prompt", code="context_length_exceeded",
         )
 

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from headrace.errors import ConfigError
 from headrace.plan.budget import Budget
+from headrace.quantities import counted
 from headrace.types import Admission, PageUpdate, Request, Row, SamplingParams, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def check(found: Sequence[Taken]) -> None:
 def notes(budget: Budget, found: Sequence[Taken]) -> Iterator[str]:
     """A line for what was done, one for each of the budget's, and one for all."""
     lengths = full_lengths(budget)
-    yield f"verify-fit: {len(lengths)} sequences of {sum(lengths)} tokens in all, the longest {max(lengths)}"
+    sequences, tokens = counted(len(lengths), "sequence"), counted(sum(lengths), "token")
+    yield f"verify-fit: {sequences} of {tokens} in all, the longest {max(lengths):,}"
     planned, taken = (sum(getattr(each, name) for each in found) for name in ("planned_bytes", "taken_bytes"))
     for each in (*found, Taken("all", planned, taken)):
         share = f" ({each.taken_bytes / each.planned_bytes:.1%})" if each.planned_bytes else ""

@@ -20,6 +20,7 @@ from headrace.plan.execution import resolve_execution
 from headrace.plan.extras import NONE, Extras
 from headrace.plan.own_drafter import drafter_folder
 from headrace.plan.speculation import DRAFT_SETTINGS, check_drafts, drafter_extras, drafter_for
+from headrace.quantities import counted
 
 LEAST_SEQS, LEAST_TOKENS = 4, 28_672
 """Of what nobody asked for, so much is left with a drafter, or as much as without one: room for a person with a few agents, and
@@ -46,7 +47,8 @@ class Drafting:
 
     @property
     def note(self) -> str:
-        drafts = "" if self.memory.method == "off" else f", up to {self.memory.drafts} drafts of a sequence in a step"
+        most = f", up to {counted(self.memory.drafts, 'draft')} of a sequence in a step"
+        drafts = "" if self.memory.method == "off" else most
         return f"speculate: {self.memory.method}{drafts}{self.why and ': ' + self.why}"
 
 
@@ -163,12 +165,12 @@ def _missed(engine: _Engine, memory: DrafterMemory, without: Budget, *, all_at_o
     except ConfigError as error:
         return f"it does not fit: {error}"
     if all_at_once and not engine.holds_all(memory):
-        return f"{config.max_seqs} sequences of {config.context:,} tokens do not fit at once"
+        return f"{counted(config.max_seqs or 0, 'sequence')} of {counted(config.context or 0, 'token')} do not fit at once"
     if config.max_seqs is None and found.max_seqs < min(LEAST_SEQS, without.max_seqs):
-        return f"{found.max_seqs} sequences run at once instead of {without.max_seqs}, fewer than {LEAST_SEQS}"
+        return f"the most sequences at once are {found.max_seqs} instead of {without.max_seqs}, fewer than {LEAST_SEQS}"
     has, had = _tokens(found), _tokens(without)
     if config.context is None and has < min(LEAST_TOKENS, had):
-        return f"the cache holds {has:,} tokens instead of {had:,}, fewer than {LEAST_TOKENS:,}"
+        return f"the cache holds {counted(has, 'token')} instead of {had:,}, fewer than {LEAST_TOKENS:,}"
     return ""
 
 

@@ -20,6 +20,7 @@ from headrace.plan.extras import NONE, BudgetLine, Extras
 from headrace.plan.fixed_lines import FixedLines
 from headrace.plan.memory_limit import DEFAULT_MAX_SEQS, cache_limit
 from headrace.plan.search import most
+from headrace.quantities import exact_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class _Sized:
 
     @property
     def note(self) -> str:
-        return f"cache: {self.cache_bytes:,} bytes, {self.source}"
+        return f"cache: {exact_size(self.cache_bytes)}, {self.source}"
 
 
 def make_budget(
@@ -97,7 +98,7 @@ def _sequences(needs: CacheNeeds, sized: Callable[[int], _Sized]) -> tuple[_Size
     if seqs == DEFAULT_MAX_SEQS:
         return chosen, (chosen.note,)
     _, why = usual_seqs(needs, chosen.cache_bytes)
-    return chosen, (chosen.note, f"max-seqs: {seqs}, so that {why} ({needs.state_bytes:,} bytes each)")
+    return chosen, (chosen.note, f"max-seqs: {seqs}, so that {why}; a state takes {exact_size(needs.state_bytes)}")
 
 
 def with_least(budget: Budget, count: int, checkpoints: int, dtypes: Dtypes, state_bytes: int) -> Budget:
@@ -122,6 +123,7 @@ def _check_memory(budget: Budget, hardware: Hardware) -> None:
     if budget.total_bytes > has:
         largest = max(budget.lines, key=lambda line: line.bytes)
         raise ConfigError(
-            f"the engine would need {budget.total_bytes:,} bytes, the {hardware.name if whose else 'machine'} has {has:,}"
-            f"{whose and ' ' + whose}; most of it is {largest.name}, {largest.bytes:,} bytes: {largest.why}"
+            f"the engine would need {exact_size(budget.total_bytes)}, the {hardware.name if whose else 'machine'} has "
+            f"{exact_size(has)}{whose and ' ' + whose}; most of it is {largest.name}, {exact_size(largest.bytes)}: "
+            f"{largest.why}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from headrace.cache.layout import CacheLayout
 from headrace.errors import ConfigError
 from headrace.plan.cache_needs import CacheNeeds
+from headrace.quantities import counted, exact_size
 
 STATE_SHARE = 4
 """States of sequences that run take at most one part in this many of the cache, unless so many are asked for."""
@@ -25,9 +26,9 @@ def usual_seqs(needs: CacheNeeds, cache_bytes: int) -> tuple[int, str]:
     together = _as_many(cache_bytes - spare, lambda seqs: needs.full_bytes(needs.longest, seqs))
     beside = _as_many(cache_bytes, needs.least_bytes)
     if beside < max(share, together):
-        return max(1, beside), f"the context of {needs.config.context} tokens has room beside their states"
+        return max(1, beside), f"the context of {counted(needs.config.context or 1, 'token')} has room beside their states"
     if share < together:
-        return together, f"each can have {needs.longest} tokens at once"
+        return together, f"each can have {counted(needs.longest, 'token')} at once"
     return max(1, share), "states take at most a quarter of the cache"
 
 
@@ -72,12 +73,13 @@ def _too_small(needs: CacheNeeds, cache_bytes: int, seqs: int) -> str:
     least = needs.least_bytes(seqs) - asked
     if asked and least <= cache_bytes:
         return (
-            f"gpu_checkpoint_bytes: {needs.config.gpu_checkpoint_bytes:,} are too many for a cache of {cache_bytes:,} bytes: "
-            f"what runs needs {least:,} of it, and {cache_bytes - least:,} are left"
+            f"gpu_checkpoint_bytes: {exact_size(needs.config.gpu_checkpoint_bytes or 0)} are too many for a cache of "
+            f"{exact_size(cache_bytes)}: what runs needs {exact_size(least)} of it, and {exact_size(cache_bytes - least)} are "
+            "left"
         )
     return (
-        f"the cache of {cache_bytes:,} bytes is too small: {seqs} states of {needs.state_bytes:,} bytes and pages of {page:,} "
-        "bytes; give it more (--cache-bytes, --memory-bytes) or have fewer sequences run at once"
+        f"the cache of {exact_size(cache_bytes)} is too small: {counted(seqs, 'state')} of {exact_size(needs.state_bytes)} and "
+        f"pages of {exact_size(page)}; give it more (--cache-bytes, --memory-bytes) or have fewer sequences run at once"
     )
 
 
@@ -89,10 +91,10 @@ def context_of(needs: CacheNeeds, layout: CacheLayout, cache_bytes: int) -> tupl
     if asked is not None:
         if capacity < asked:
             raise ConfigError(
-                f"the cache of {cache_bytes:,} bytes holds {capacity} tokens, fewer than the context of {asked}; "
-                f"give it more (--cache-bytes, --memory-bytes) or ask for --context {capacity}"
+                f"the cache of {exact_size(cache_bytes)} holds {counted(capacity, 'token')}, fewer than the context of "
+                f"{asked:,}; give it more (--cache-bytes, --memory-bytes) or ask for --context {capacity}"
             )
-        return asked, f"context: {asked} tokens, as asked for"
+        return asked, f"context: {counted(asked, 'token')}, as asked for"
     if capacity < longest:
-        return capacity, f"context: {capacity} tokens, what the cache holds (the model allows {longest})"
-    return longest, f"context: {longest} tokens, the model's own limit"
+        return capacity, f"context: {counted(capacity, 'token')}, what the cache holds (the model allows {longest:,})"
+    return longest, f"context: {counted(longest, 'token')}, the model's own limit"

@@ -10,15 +10,16 @@ from headrace.plan.cache_needs import CacheNeeds
 from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import AMONG, BudgetLine
 from headrace.plan.workspace import gathered_bytes, mask_bytes
+from headrace.quantities import counted, exact_size
 
 
 def cache_lines(layout: CacheLayout, dtypes: Dtypes, state_bytes: int) -> list[BudgetLine]:
     lines = page_lines(layout, dtypes)
     if state_bytes:
-        why = f"{layout.slots} sequences of {state_bytes:,} bytes, {dtypes.state}"
+        why = f"{counted(layout.slots, 'sequence')} of {exact_size(state_bytes)}, {dtypes.state}"
         lines.append(BudgetLine("state slots", layout.slots * state_bytes, why))
     if layout.checkpoints:
-        why = f"{layout.checkpoints} states of {state_bytes:,} bytes, kept where conversations resume"
+        why = f"{counted(layout.checkpoints, 'state')} of {exact_size(state_bytes)}, kept where conversations resume"
         lines.append(BudgetLine("gpu checkpoints", layout.checkpoints * state_bytes, why))
     return lines
 
@@ -29,7 +30,8 @@ def page_lines(layout: CacheLayout, dtypes: Dtypes) -> list[BudgetLine]:
     for group, count in zip(layout.groups, layout.pages, strict=True):
         size = layout.page_tokens * token_bytes(group, dtypes.kv)
         kind = "full context" if group.window is None else f"window of {group.window}"
-        why = f"{count} pages of {layout.page_tokens} tokens, {len(group.layers)} layers, {kind}, {dtypes.kv}"
+        pages = f"{counted(count, 'page')} of {counted(layout.page_tokens, 'token')}"
+        why = f"{pages}, {counted(len(group.layers), 'layer')}, {kind}, {dtypes.kv}"
         lines.append(BudgetLine(f"kv pages {group.index}", count * size, why))
     return lines
 
@@ -45,7 +47,7 @@ def gathered_lines(
     count = max(gathered_bytes(spec, group, layout.pages[group.index] * layout.page_tokens, exact) for group in groups)
     count += max(mask_bytes(spec, group, exact) for group in groups)
     there = sum(line.bytes for line in fixed if line.name.endswith("workspace"))
-    why = f"one layer's keys and values of all sequences, gathered, and masks: {count:,} bytes{AMONG}"
+    why = f"one layer's keys and values of all sequences, gathered, and masks: {exact_size(count)}{AMONG}"
     return [BudgetLine("attention workspace", count - there, why)] if count > there else []
 
 

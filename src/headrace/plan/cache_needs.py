@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from headrace.cache.layout import CacheGroup
 from headrace.config import EngineConfig
@@ -15,9 +16,11 @@ MOST_DEPTH = 2
 """Uncommitted plans that the loop holds at most, see plan.execution."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheNeeds:
-    """A model's, with rows of at most `drafts`. config.chunk_tokens must be given."""
+    """A model's, with rows of at most `drafts`. config.chunk_tokens must be given. No slots: what is summed over all layers is
+    remembered, since searches ask for it hundreds of times.
+    """
 
     spec: ModelSpec
     config: EngineConfig
@@ -25,7 +28,7 @@ class CacheNeeds:
     drafts: int = 0
     extras: Extras = NONE
 
-    @property
+    @cached_property
     def groups(self) -> tuple[CacheGroup, ...]:
         return self.extras.all_groups(self.spec)
 
@@ -34,7 +37,7 @@ class CacheNeeds:
         """Tokens of the context that is asked for, or of the model's own."""
         return self.config.context or self.spec.max_context
 
-    @property
+    @cached_property
     def state_bytes(self) -> int:
         return state_bytes_per_sequence(self.spec, self.dtypes)
 

@@ -24,6 +24,7 @@ from headrace.plan.dtypes import Dtypes, itemsize, token_bytes
 from headrace.plan.extras import BudgetLine
 from headrace.plan.mtp import mtp_cache, mtp_head
 from headrace.plan.weight_memory import weight_bytes, widening_bytes
+from headrace.quantities import counted
 
 Method = Literal["off", "lookup", "mtp", "dflash"]
 RING_TOKENS = 64
@@ -117,11 +118,11 @@ def _mtp(model: Model, drafts: int, dtypes: Dtypes) -> DrafterMemory:
     kept = model.weight_map.kept
     if any(name.endswith("_scale_inv") for name in kept):  # fp8 in blocks, which is planned before it is served
         stored = sum(model.checkpoint.tensors[name].nbytes for name in kept)
-        line = BudgetLine("weights mtp", stored, f"{len(kept)} tensors of the multi-token head, as they are stored")
+        line = BudgetLine("weights mtp", stored, f"{counted(len(kept), 'tensor')} of the multi-token head, as they are stored")
         return DrafterMemory("mtp", drafts, line, cache=mtp_cache(model.spec))
     weights = mtp_head(model).weight_map
     wide = widening_bytes(weights, dtypes.compute)
-    why = f"{len(weights.weights)} tensors of the multi-token head, plain ones in {dtypes.compute}"
+    why = f"{counted(len(weights.weights), 'tensor')} of the multi-token head, plain ones in {dtypes.compute}"
     line = BudgetLine("weights mtp", weight_bytes(weights, dtypes.compute) - wide, why)
     more = BudgetLine("wide weights mtp", wide, "its norms, which are kept in float32") if wide else None
     return DrafterMemory("mtp", drafts, line, wide=more, cache=mtp_cache(model.spec))
@@ -144,7 +145,8 @@ def _dflash_memory(spec: DFlashSpec, weights: WeightMap, drafts: int | None, dty
     if drafts is not None and drafts > most:
         raise ConfigError(f"draft_tokens {drafts}: the drafter proposes {most} at most, a block of {spec.block} but one")
     wide = widening_bytes(weights, dtypes.compute)
-    why = f"{len(weights.weights)} tensors of the drafter, {parameters(weights):,} numbers, plain ones in {dtypes.compute}"
+    tensors, numbers = counted(len(weights.weights), "tensor"), counted(parameters(weights), "number")
+    why = f"{tensors} of the drafter, {numbers}, plain ones in {dtypes.compute}"
     line = BudgetLine("weights dflash", weight_bytes(weights, dtypes.compute) - wide, why)
     more = BudgetLine("wide weights dflash", wide, "its norms, which are kept in float32") if wide else None
     return DrafterMemory("dflash", drafts or most, line, more, dflash_cache(spec, context), len(spec.taps))

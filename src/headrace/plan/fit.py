@@ -14,14 +14,18 @@ from headrace.hardware import Hardware
 from headrace.plan.budget import Budget, make_budget, with_least
 from headrace.plan.cache_needs import CacheNeeds
 from headrace.plan.dtypes import Dtypes
+from headrace.plan.engine_settings import MOST_SEQS
 from headrace.plan.execution import chunk_tokens
 from headrace.plan.memory_limit import memory_limit
 from headrace.plan.search import most
 from headrace.plan.stages import Stage
 from headrace.plan.state_memory import state_bytes_per_sequence
+from headrace.quantities import counted, exact_size
 
 NO_LIMIT_BYTES = 1 << 62
 """Memory of a card that is not named."""
+USEFUL_TOKENS = 1024
+"""A shorter context is of no use to anybody who did not ask for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class Outcome:
     why: str = ""
 
     @property
+    def total_bytes(self) -> int:
+        """Of all cards, what the engine takes."""
+        return sum(budget.total_bytes for budget in self.budgets)
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens that the pages of full context hold; the context where no layer needs any."""
         return min((capacity_tokens(budget) for budget in self.budgets), default=0)
@@ -70,13 +79,27 @@ def limit_bytes(stage: Stage, config: EngineConfig) -> int:
 
 def outcome(case: Case, context: int | None, users: int | None) -> Outcome:
     """How what was asked for turns out."""
+    try:
+        return _found(case, context, users)
+    except ConfigError as error:
+        needed = _at_once(_unpinned(case), context or min(USEFUL_TOKENS, case.max_context), users or 1)
+        return replace(needed, fits=False, why=str(error))
+
+
+def fits(case: Case, context: int | None, users: int | None) -> bool:
+    """Whether what was asked for does. What it would need is not worked out, as searches ask for much that does not."""
+    try:
+        return _found(case, context, users).fits
+    except ConfigError:
+        return False
+
+
+def _found(case: Case, context: int | None, users: int | None) -> Outcome:
+    """Raises ConfigError where no engine would start."""
     unnamed = any(stage.hardware.memory_bytes == NO_LIMIT_BYTES for stage in case.stages)
     if case.config.cache_bytes is None and ((context and users) or unnamed):
         return _at_once(case, context or case.max_context, users or 1)
-    try:
-        budgets = _shared(case, context, users)
-    except ConfigError as error:
-        return replace(_at_once(_unpinned(case), context or case.config.page_tokens, users or 1), fits=False, why=str(error))
+    budgets = _shared(case, context, users)
     seqs, longest = budgets[0].max_seqs, min(budget.context for budget in budgets)
     return _checked(case, Outcome(True, budgets, longest, users or seqs, at_once=False), users)
 
@@ -88,11 +111,16 @@ def _unpinned(case: Case) -> Case:
 def _checked(case: Case, found: Outcome, users: int | None) -> Outcome:
     for stage, budget in zip(case.stages, found.budgets, strict=True):
         if budget.total_bytes > (limit := limit_bytes(stage, case.config)):
-            why = f"{budget.total_bytes:,} bytes are needed, and {limit:,} of the {stage.hardware.name} may be used"
+            needed = exact_size(budget.total_bytes)
+            why = f"the engine needs {needed}, and may use {exact_size(limit)} of the {stage.hardware.name}"
             return replace(found, fits=False, why=why)
     if users and found.capacity_tokens < users * case.config.page_tokens:
-        return replace(found, fits=False, why=f"{found.capacity_tokens} tokens are not a page for each of {users} users")
+        return replace(found, fits=False, why=_no_page_each(found, users))
     return found
+
+
+def _no_page_each(found: Outcome, users: int) -> str:
+    return f"{counted(found.capacity_tokens, 'token')} are not a page for each of {counted(users, 'user')}"
 
 
 def _at_once(case: Case, context: int, users: int) -> Outcome:
@@ -146,14 +174,33 @@ def _all(case: Case, config: EngineConfig) -> tuple[Budget, ...]:
 def longest_context(case: Case, users: int) -> int:
     """The longest context that so many users fit with; 0 if none does."""
     page = case.config.page_tokens
-    pages = most(lambda count: outcome(case, min(count * page, case.max_context), users).fits, -(-case.max_context // page))
+    pages = most(lambda count: fits(case, min(count * page, case.max_context), users), -(-case.max_context // page))
     return min(pages * page, case.max_context)
 
 
 def most_users(case: Case, context: int) -> int | None:
     """The most users of this context that fit; None where nothing limits them."""
+    limit = _users_with_states(case)
+    return None if limit is None else most(lambda count: fits(case, context, count), limit)
+
+
+def most_sharing(case: Case, tokens: int, limit: int) -> int:
+    """The most users, up to a limit, that share a cache with so many tokens for each."""
+    def has_room(count: int) -> bool:
+        try:
+            found = _found(case, None, count)
+        except ConfigError:
+            return False
+        return found.fits and found.capacity_tokens >= count * tokens
+
+    states = _users_with_states(case)
+    return most(has_room, limit if states is None else min(limit, states))
+
+
+def _users_with_states(case: Case) -> int | None:
+    """As many as there may be, or more than have room for their states and a page; None on a card of any size."""
     free = max(stage.hardware.free_bytes for stage in case.stages)
     if free >= NO_LIMIT_BYTES:
         return None
-    one, two = (sum(b.total_bytes for b in _at_once(_unpinned(case), 2, n).budgets) for n in (1, 2))
-    return most(lambda count: outcome(case, context, count).fits, free * len(case.stages) // (two - one))
+    one, two = (_at_once(_unpinned(case), 2, count).total_bytes for count in (1, 2))
+    return min(MOST_SEQS, free * len(case.stages) // (two - one))

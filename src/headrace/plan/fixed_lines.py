@@ -27,6 +27,7 @@ from headrace.plan.workspace import (
     table_bytes,
     upload_bytes,
 )
+from headrace.quantities import counted, exact_size
 
 CONTEXT_LINE, CODE_LINE = "cuda context", "kernel code"
 CODE_BYTES = 200_000_000
@@ -65,14 +66,14 @@ class FixedLines:
     def _weights(self) -> Iterator[BudgetLine]:
         weights, compute = self.weights, self.needs.dtypes.compute
         wide = widening_bytes(weights, compute)
-        why = f"{len(weights.weights)} tensors, plain ones in {compute}"
+        why = f"{counted(len(weights.weights), 'tensor')}, plain ones in {compute}"
         yield BudgetLine("weights", weight_bytes(weights, compute) - wide, why)
         if wide:
             yield BudgetLine("wide weights", wide, "norms and decays, which are kept in float32")
 
     def _step(self) -> Iterator[BudgetLine]:
         spec, sizes, on_gpu = self.needs.spec, self.sizes, self.hardware.kind == "cuda"
-        why = f"token counts, parameters of {self.seqs} sequences"
+        why = f"token counts and parameters of {counted(self.seqs, 'sequence')}"
         yield BudgetLine("sampler", sampler_bytes(self.slots, spec.vocab_size), why)
         yield from gpu_step_lines(spec, sizes) if on_gpu else cpu_step_lines(spec, sizes, self.weights)
         yield self._tables(sizes)
@@ -94,21 +95,22 @@ class FixedLines:
         sent = upload_bytes(
             len(groups), sizes.rows, self.slots, tokens, pages, graphs=self.graphs, drafts=sizes.drafts > 0
         )
-        why = f"page lists of {self.slots} slots, and the numbers that are sent with a step"
+        why = f"page lists of {counted(self.slots, 'slot')}, and the numbers that are sent with a step"
         return BudgetLine("tables", tables + sent, why)
 
     def _drafts(self) -> Iterator[BudgetLine]:
         needs, drafts = self.needs, self.needs.drafts
         if drafts:
             slot_bytes = ring_bytes(needs.spec, needs.dtypes, drafts) + progress_bytes(drafts)
-            why = f"{self.slots} slots of {slot_bytes:,} bytes for up to {drafts} drafts a row, one of them padding"
+            slots = f"{counted(self.slots, 'slot')} of {exact_size(slot_bytes)}"
+            why = f"{slots} for up to {counted(drafts, 'draft')} a row, one of them padding"
             yield BudgetLine("drafts", self.slots * slot_bytes, why)
 
     def _graphs(self) -> Iterator[BudgetLine]:
         if self.graphs:
-            more = f" and {self.needs.drafts} drafts each" if self.needs.drafts else ""
+            more = f" and {counted(self.needs.drafts, 'draft')} each" if self.needs.drafts else ""
             kept = "their activations, their logits, and what the driver keeps"
-            why = f"steps of up to {self.seqs} rows{more}, and of short prompts, captured: {kept}"
+            why = f"steps of up to {counted(self.seqs, 'row')}{more}, and of short prompts, captured: {kept}"
             yield BudgetLine("graphs", self._captured_bytes(), why)
 
     def _captured_bytes(self) -> int:
@@ -134,11 +136,12 @@ class FixedLines:
     def _slots(self) -> Iterator[BudgetLine]:
         needs, extras = self.needs, self.needs.extras
         if extras.slot_bytes:
-            why = f"{self.slots} slots of {extras.slot_bytes:,} bytes: {extras.slot_why}"
+            why = f"{counted(self.slots, 'slot')} of {exact_size(extras.slot_bytes)}: {extras.slot_why}"
             yield BudgetLine("draft inputs", self.slots * extras.slot_bytes, why)
         if extras.masks:
             each = mask_bytes(needs.spec.vocab_size, needs.drafts)
-            why = f"{self.slots} slots of {each:,} bytes: masks of the tokens that may be drawn, {1 + needs.drafts} of a row"
+            slots = f"{counted(self.slots, 'slot')} of {exact_size(each)}"
+            why = f"{slots}: masks of the tokens that may be drawn, {1 + needs.drafts} of a row"
             yield BudgetLine("allowed tokens", self.slots * each, why)
         if self.slots > self.seqs:
             pages = sum(map(needs.page_bytes, needs.groups))

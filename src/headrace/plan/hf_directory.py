@@ -10,6 +10,7 @@ from headrace.errors import CheckpointError
 from headrace.plan.contents import Checkpoint, TensorHeader
 from headrace.plan.json_file import read_json_object
 from headrace.plan.safetensors_header import read_header
+from headrace.quantities import counted
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
@@ -57,7 +58,8 @@ def _whole(path: Path) -> dict[str, TensorHeader]:
     if whole:
         raise CheckpointError(f"{path / extra[0]} does not belong to {_WHOLE}: no {_INDEX} lists it")
     if extra:
-        raise CheckpointError(f"{path / _INDEX} is missing: it must say what the {_count(extra, 'file')} like {extra[0]} hold")
+        files = counted(len(extra), "file")
+        raise CheckpointError(f"{path / _INDEX} is missing: it must say what the {files} like {extra[0]} hold")
     others = sorted(file.name for pattern in ("*.bin", "*.pth", "*.pt") for file in path.glob(pattern))
     if others:
         raise CheckpointError(f"{path / _WHOLE} is missing: {others[0]} is PyTorch's own format, and safetensors are needed")
@@ -72,7 +74,7 @@ def _sharded(path: Path) -> dict[str, TensorHeader]:
     for shard in sorted(names):
         if not _present(path / shard):
             raise CheckpointError(
-                f"{path / shard} is missing: {_INDEX} puts {_count(names[shard], 'tensor')} there ({_some(names[shard])})"
+                f"{path / shard} is missing: {_INDEX} puts {counted(len(names[shard]), 'tensor')} there ({_some(names[shard])})"
             )
     extra = sorted(_safetensors_files(path) - names.keys())
     if extra:
@@ -99,7 +101,7 @@ def _read_index(file: Path) -> dict[str, str]:
 def _check_shard(file: Path, header: Collection[str], names: list[str], shard_of: Mapping[str, str]) -> None:
     absent = [name for name in names if name not in header]
     if absent:
-        raise CheckpointError(f"{file} lacks {_count(absent, 'tensor')} that {_INDEX} puts there ({_some(absent)})")
+        raise CheckpointError(f"{file} lacks {counted(len(absent), 'tensor')} that {_INDEX} puts there ({_some(absent)})")
     for name in header:
         shard = shard_of.get(name)
         if shard is None:
@@ -137,10 +139,6 @@ def _present(file: Path) -> bool:
 
 def _safetensors_files(path: Path) -> set[str]:
     return {file.name for file in path.glob("*.safetensors") if not file.name.startswith(".")}
-
-
-def _count(things: Collection[str], noun: str) -> str:
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def _some(names: list[str]) -> str:

@@ -9,13 +9,14 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.plan.dtypes import Dtypes, token_bytes
 from headrace.plan.prefix_cache import host_layout
+from headrace.quantities import exact_size
 
 
 def check_host_memory(config: EngineConfig, machine_bytes: int) -> None:
     """Raise ConfigError for more than the machine has."""
     asked = config.ram_cache_bytes
     if asked > machine_bytes:
-        raise ConfigError(f"ram_cache_bytes: {asked:,} bytes are more than the {machine_bytes:,} that this machine has")
+        raise ConfigError(f"ram_cache_bytes: {exact_size(asked)} are more than this machine has, {exact_size(machine_bytes)}")
 
 
 def host_note(
@@ -30,5 +31,5 @@ def host_note(
     else:
         _, bought = host_layout(layouts[0], config, page_bytes, state_bytes)
     asked = config.ram_cache_bytes
-    more = f"; more than the {machine_bytes:,} that this machine has" if asked > machine_bytes else ""
-    return f"ram-cache-bytes: {asked:,} bytes, none of the card's{bought}{more}"
+    more = f"; more than this machine has, {exact_size(machine_bytes)}" if asked > machine_bytes else ""
+    return f"ram-cache-bytes: {exact_size(asked)}, none of the card's{bought}{more}"

@@ -8,6 +8,7 @@ from headrace.hardware import Hardware
 from headrace.plan.cache_layout import LEAST_CHECKPOINTS
 from headrace.plan.cache_lines import gathered_share
 from headrace.plan.cache_needs import CacheNeeds
+from headrace.quantities import counted, exact_size
 
 DEFAULT_MAX_SEQS = 64
 DEFAULT_GPU_FRACTION = 0.97
@@ -48,7 +49,8 @@ def cache_limit(needs: CacheNeeds, hardware: Hardware, fixed_bytes: int) -> tupl
     if limit is None:
         return _cpu_default(needs, hardware)
     if limit <= fixed_bytes:
-        raise ConfigError(f"the model needs {fixed_bytes:,} bytes before its cache, but it may use {limit:,} bytes ({why})")
+        needed = f"the model needs {exact_size(fixed_bytes)} before its cache"
+        raise ConfigError(f"{needed}, but it may use {exact_size(limit)}: {why}")
     left = limit - fixed_bytes
     return (int(left / (1 + gathered_share(needs))) if hardware.kind == "cpu" else left), f"what {why} leaves"
 
@@ -60,5 +62,6 @@ def _cpu_default(needs: CacheNeeds, hardware: Hardware) -> tuple[int, str]:
         wanted += max(seqs, LEAST_CHECKPOINTS) * needs.state_bytes
     most = hardware.memory_bytes // CPU_CACHE_SHARE
     if wanted <= most:
-        return wanted, f"which holds {seqs} sequences of {context} tokens"
-    return most, f"a quarter of the RAM ({seqs} sequences of {context} tokens would need {wanted:,})"
+        return wanted, f"which holds {counted(seqs, 'sequence')} of {counted(context, 'token')}"
+    all_of_them = f"{counted(seqs, 'sequence')} of {counted(context, 'token')}"
+    return most, f"a quarter of the RAM; {all_of_them} would need {exact_size(wanted)}"

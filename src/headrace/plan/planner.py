@@ -13,13 +13,14 @@ from headrace.plan.cards import Card, card, card_of_driver
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import NO_DRAFTER, DrafterMemory
 from headrace.plan.dtypes import Dtypes, has_scales, resolve_dtypes
-from headrace.plan.engine_settings import MOST_SEQS, check_settings
+from headrace.plan.engine_settings import check_seqs, check_settings
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.fit import NO_LIMIT_BYTES, Case, outcome
 from headrace.plan.host_memory import check_host_memory
 from headrace.plan.speculation import check_drafts, drafter_extras
 from headrace.plan.stages import split
 from headrace.plan.state_memory import state_bytes_per_sequence
+from headrace.quantities import counted, exact_size
 
 ANY_CARD = Card("card", NO_LIMIT_BYTES)
 VISION_LINE = "weights vision"
@@ -99,12 +100,9 @@ def _names(text: str) -> list[str]:
 def make_plan(request: Request, cards: Sequence[Card], models: Callable[[str | None], Model]) -> Plan:
     """models: the model in a format. Raises ConfigError for settings that no card could serve with."""
     model, settings = models(request.format), request.plan
-    for name in ("vram_bytes", "users"):
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be 1 or more, not {value}")
-    if settings.users is not None and settings.users > MOST_SEQS:
-        raise ConfigError(f"users must be {MOST_SEQS:,} or fewer, not {settings.users:,}")
+    check_seqs("users", settings.users)
+    if settings.vram_bytes is not None and settings.vram_bytes < 1:
+        raise ConfigError(f"vram_bytes must be 1 or more, not {settings.vram_bytes}")
     if settings.desktop_bytes < 0:
         raise ConfigError(f"desktop_bytes must be 0 or more, not {settings.desktop_bytes}")
     check_settings(model.spec, request.engine)
@@ -163,7 +161,7 @@ def _hardware(each: Card, request: Request) -> Hardware:
     """As CUDA tells it."""
     held, given = request.plan.desktop_bytes, each.memory_bytes - each.kept_bytes
     if held > given:
-        raise ConfigError(f"desktop_bytes {held} is more than the {each.name}'s {given}")
+        raise ConfigError(f"desktop_bytes: {exact_size(held)} are more than the {each.name}'s {exact_size(given)}")
     return Hardware(
         "cuda", each.name, given, given - held, capability=each.capability, elsewhere=True, processors=each.processors,
         context_bytes=request.engine.cuda_context_bytes,
@@ -185,5 +183,5 @@ def _vision(model: Model, settings: PlanConfig) -> tuple[BudgetLine, ...]:
         raise ConfigError(f"--vision on: {model.checkpoint.path} has no vision tower")
     if settings.vision == "off" or not names:
         return ()
-    why = f"{len(names)} tensors of the vision tower, planned for; `serve` leaves them out so far (--vision off)"
+    why = f"{counted(len(names), 'tensor')} of the vision tower, planned for; `serve` leaves them out so far (--vision off)"
     return (BudgetLine(VISION_LINE, tower_bytes(model), why),)

@@ -10,6 +10,7 @@ from headrace.config import EngineConfig
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes, token_bytes
 from headrace.plan.state_memory import state_bytes_per_sequence
+from headrace.quantities import counted, exact_size
 
 HOST_STATE_SHARE = 4
 """Of host memory, one part in so many is for states, of which a conversation has few, and the rest for pages."""
@@ -36,13 +37,13 @@ def prefix_settings(
         policy = flops_per_byte(spec, sum(sizes), 0)
         return PrefixSettings(policy, layout.page_tokens, page_bytes=pages, host=host), f"prefix cache: on{more}"
     if not layout.checkpoints:
-        return None, f"prefix cache: off, the cache has no room for a state of {state:,} bytes beside what must run"
+        return None, f"prefix cache: off, the cache has no room for a state of {exact_size(state)} beside what must run"
     worth = -(-state // sum(sizes))
     split = min(SPLIT_TOKENS, worth)
     places = CheckpointPlaces(worth, split, chunk_tokens)
     host, more = host_layout(layout, config, sum(pages), state)
     settings = PrefixSettings(flops_per_byte(spec, sum(sizes), state), split, places, pages, state, host)
-    return settings, f"prefix cache: on, with {layout.checkpoints} states{more}"
+    return settings, f"prefix cache: on, with {counted(layout.checkpoints, 'state')}{more}"
 
 
 def host_layout(layout: CacheLayout, config: EngineConfig, page_bytes: int, state_bytes: int) -> tuple[CacheLayout | None, str]:
@@ -53,8 +54,9 @@ def host_layout(layout: CacheLayout, config: EngineConfig, page_bytes: int, stat
     states = given // HOST_STATE_SHARE // state_bytes if state_bytes else 0
     pages = (given - states * state_bytes) // page_bytes
     if pages < 1 or (state_bytes and not states):
-        return None, f"; nothing in host memory, {given:,} bytes are too few"
-    more = f"; in host memory {pages * layout.page_tokens} tokens" + (f" and {states} states" if states else "")
+        return None, f"; nothing has room in {exact_size(given)} of host memory"
+    more = f"; in host memory {counted(pages * layout.page_tokens, 'token')}"
+    more += f" and {counted(states, 'state')}" if states else ""
     return CacheLayout(layout.groups, layout.page_tokens, (pages,) * len(layout.groups), 0, checkpoints=states), more
 
 

@@ -16,7 +16,8 @@ from headrace.plan.host_memory import host_note
 from headrace.plan.memory_limit import reserve_why
 from headrace.plan.planner import Plan, tower_bytes
 from headrace.plan.predict import Predicted, predict
-from headrace.plan.suggest import Remake, Suggestion, suggestions
+from headrace.plan.suggest import Instead, Remake, Suggestion, instead
+from headrace.quantities import counted, exact_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Report:
 
     kv_bytes_per_token and state_bytes_per_sequence: the target's alone. max_context: of max_context_users, as many as asked
     for, one if not given. max_users: with this context, None where nothing limits them. why: what is in the way if it does not
-    fit.
+    fit. least: where nothing fits, what would need least.
     """
 
     fits: bool
@@ -47,6 +48,7 @@ class Report:
     max_users: int | None
     predicted: Predicted | None
     suggestions: tuple[Suggestion, ...]
+    least: Suggestion | None
     notes: tuple[str, ...]
 
 
@@ -59,6 +61,7 @@ def make_report(plan: Plan, remake: Remake) -> Report:
     extras = Extras(one_scale=settings.kv_scales == "one")
     groups = extras.all_groups(plan.model.spec)[: len(cache_groups(plan.model.spec))]
     drafted = plan.drafter
+    other = Instead() if found.fits else instead(plan, remake)
     return Report(
         fits=found.fits,
         why=found.why,
@@ -78,7 +81,8 @@ def make_report(plan: Plan, remake: Remake) -> Report:
         max_context_users=settings.users or 1,
         max_users=most_users(plan.limits, found.context),
         predicted=predict(plan, found.context, found.capacity_tokens) if found.fits else None,
-        suggestions=() if found.fits else suggestions(plan, remake),
+        suggestions=other.suggestions,
+        least=other.least,
         notes=tuple(_notes(plan, found)),
     )
 
@@ -122,11 +126,11 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     settings, format = plan.request.plan, plan.request.format
     yield from plan.dtypes.notes
     if found.users == 1:
-        yield f"users: one, of {found.context} tokens"
+        yield f"users: one, of {counted(found.context, 'token')}"
     elif found.at_once:
-        yield f"users: each of {found.users} has {found.context} tokens at once"
+        yield f"users: each of {found.users:,} has {counted(found.context, 'token')} at once"
     else:
-        yield f"users: {found.users} share {found.capacity_tokens} tokens, at most {found.context} each"
+        yield f"users: {found.users:,} share {counted(found.capacity_tokens, 'token')}, at most {found.context:,} each"
     if len(plan.cards) > 1:
         layers = " + ".join(str(len(stage.spec.layers)) for stage in plan.case.stages)
         yield f"cards: {layers} layers, one run for each card in order; `serve` uses one card so far, this is arithmetic"
@@ -135,13 +139,14 @@ def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     if plan.request.decides and plan.drafter.method != "off":
         users = settings.users or 1
         most = longest_context((plan.served or plan).case, users)
-        yield f"speculate: {plan.drafter.method} has room up to {users} x {most} tokens at once"
+        yield f"speculate: {plan.drafter.method} has room up to {users:,} x {counted(most, 'token')} at once"
     if plan.request.engine.ram_cache_bytes:
         layouts = [budget.layout for budget in found.budgets]
         yield host_note(layouts, plan.request.engine, plan.dtypes, plan.checkpoint_bytes, ram_bytes())
     if plan.request.engine.ssd_cache:
         most = plan.request.engine.ssd_cache_bytes
-        yield f"ssd-cache: up to {most:,} bytes in {plan.request.engine.ssd_cache}, by way of host memory, none of the card's"
+        where = plan.request.engine.ssd_cache
+        yield f"ssd-cache: up to {exact_size(most)} in {where}, by way of host memory, none of the card's"
     if settings.kv_scales == "one":
         yield "kv-scales: one for all is planned; `serve` keeps one for each token and head"
     if format in ("nvfp4", "fp8"):
@@ -154,14 +159,14 @@ def _on_vision(plan: Plan) -> Iterator[str]:
     if plan.request.plan.vision != "auto" or not count:
         return
     if plan.served is None:
-        yield f"vision: the tower's {count:,} bytes are not planned, and `serve` leaves it out; --vision on plans them"
+        yield f"vision: the tower's {exact_size(count)} are not planned, and `serve` leaves it out; --vision on plans them"
         return
     found = outcome(plan.served.case, plan.request.engine.context, plan.request.plan.users)
     room = f"; without it {_share(found)}" if not found.at_once else ""
-    yield f"vision: there is room for the tower's {count:,} bytes, which `serve` leaves out so far{room}"
+    yield f"vision: there is room for the tower's {exact_size(count)}, which `serve` leaves out so far{room}"
 
 
 def _share(found: Outcome) -> str:
     if found.users == 1:
-        return f"one user has {found.context} tokens"
-    return f"{found.users} users share {found.capacity_tokens} tokens, at most {found.context} each"
+        return f"one user has {counted(found.context, 'token')}"
+    return f"{found.users:,} users share {counted(found.capacity_tokens, 'token')}, at most {found.context:,} each"

@@ -16,6 +16,7 @@ from headrace.plan.extras import NONE, BudgetLine, Extras
 from headrace.plan.memory_limit import DEFAULT_MAX_SEQS
 from headrace.plan.own_drafter import drafter_folder
 from headrace.plan.workspace import step_tokens
+from headrace.quantities import counted
 from headrace.types import MOST_DRAFTS
 
 VOCABULARY_STEP = 128
@@ -72,7 +73,7 @@ def drafter_extras(
     the engine holds beside decoder and drafter, which is added: lines, masks, and whether there is one scale for all.
     """
     slot_bytes = drafter.slot_bytes(model.spec.hidden, dtypes)
-    why = f"{drafter.taps} hidden states of each token that waits to be taken in, {RING_TOKENS} at most"
+    why = f"{counted(drafter.taps, 'hidden state')} of each token that waits to be taken in, {RING_TOKENS} at most"
     if drafter.method == "lookup" or drafter.extended:
         slot_bytes += lookup_bytes(looked_up(model, config))
         tokens_why = "the sequence's tokens, to look drafts up in"
@@ -81,7 +82,7 @@ def drafter_extras(
         config.chunk_tokens or FAST_CHUNK_TOKENS, config.max_seqs or DEFAULT_MAX_SEQS, drafter.drafts
     )
     step = drafter.step_bytes(tokens, model.spec.hidden, dtypes)
-    work = f"hidden states behind {drafter.taps} layers, of {tokens} tokens of a step"
+    work = f"hidden states behind {counted(drafter.taps, 'layer')}, of {counted(tokens, 'token')} of a step"
     lines = (*drafter.lines, *([BudgetLine("drafter workspace", step, work)] if step else []))
     return replace(
         beside, lines=(*beside.lines, *lines), slot_bytes=slot_bytes, slot_why=why, taps=drafter.taps,

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from headrace.config import Dtype
 from headrace.errors import ConfigError
 from headrace.hardware import Hardware
 from headrace.models.spec import ModelSpec, Weight, WeightMap
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.extras import BudgetLine, Extras
 from headrace.plan.weight_memory import weight_bytes
+from headrace.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,14 @@ def split(
 ) -> tuple[Stage, ...]:
     """first: lines of the first card. last: the extras of the last one, of which `cached` and `one_scale` are every card's."""
     if len(cards) > len(spec.layers):
-        raise ConfigError(f"--gpu names {len(cards)} cards, and the model has {len(spec.layers)} layers to spread")
+        layers = counted(len(spec.layers), "layer")
+        raise ConfigError(f"--gpu names {counted(len(cards), 'card')}, and the model has {layers} to spread")
     if len(cards) == 1:
         return (Stage(cards[0], spec, weights, replace(last, lines=(*first, *last.lines))),)
     ends = (sum(line.bytes for line in first), sum(line.bytes for line in last.lines))
-    cuts = _cuts(_bytes_of_layers(spec, weights, dtypes, ends), [card.memory_bytes for card in cards])
+    sizes = _bytes_of_layers(weights, len(spec.layers), dtypes.compute, ends)
+    cuts = _cuts(sizes, [card.memory_bytes for card in cards])
+    runs = _weights_of_runs(weights, tuple(cuts), tied=spec.tied)
     stages = []
     for index, card in enumerate(cards):
         begin, end = cuts[index], cuts[index + 1]
@@ -45,32 +51,50 @@ def split(
         extras = replace(extras, lines=(*(first if head else ()), *extras.lines))
         drafter = spec.drafter if tail else None
         part = replace(spec, layers=spec.layers[begin:end], vocab_size=spec.vocab_size if tail else 0, drafter=drafter)
-        mine = tuple(w for w in weights.weights if _stage_of(w, spec, cuts, tail=tail) == index)
-        stages.append(Stage(card, part, replace(weights, weights=mine), extras))
+        stages.append(Stage(card, part, runs[index], extras))
     return tuple(stages)
 
 
-def _stage_of(weight: Weight, spec: ModelSpec, cuts: Sequence[int], *, tail: bool) -> int:
-    """Which card has a tensor; a tied embedding is on the last one too."""
-    kind, _, rest = weight.target.partition(".")
-    if kind == "layers":
-        layer = int(rest.partition(".")[0])
-        return next(index for index in range(len(cuts) - 1) if layer < cuts[index + 1])
+@lru_cache(maxsize=32)
+def _weights_of_runs(weights: WeightMap, cuts: tuple[int, ...], *, tied: bool) -> tuple[WeightMap, ...]:
+    """Which tensors each card has; a tied embedding is on the last one too."""
     last = len(cuts) - 2
-    return last if kind != "embedding" or (spec.tied and tail) else 0
-
-
-def _bytes_of_layers(spec: ModelSpec, weights: WeightMap, dtypes: Dtypes, ends: tuple[int, int]) -> list[int]:
-    """What each layer takes; the first and the last with what is before and behind them."""
-    members: dict[int, list[Weight]] = {index: [] for index in range(len(spec.layers))}
+    runs: list[list[Weight]] = [[] for _ in range(last + 1)]
     for weight in weights.weights:
-        kind, _, rest = weight.target.partition(".")
-        before = 0 if kind == "embedding" else len(spec.layers) - 1
-        members[int(rest.partition(".")[0]) if kind == "layers" else before].append(weight)
-    sizes = [weight_bytes(replace(weights, weights=tuple(each)), dtypes.compute) for each in members.values()]
+        layer = _layer_of(weight)
+        if layer is not None:
+            runs[next(index for index in range(last + 1) if layer < cuts[index + 1])].append(weight)
+            continue
+        embedding = weight.target.startswith("embedding.")
+        if embedding:
+            runs[0].append(weight)
+        if not embedding or (tied and last):
+            runs[last].append(weight)
+    return tuple(replace(weights, weights=tuple(run)) for run in runs)
+
+
+def _bytes_of_layers(weights: WeightMap, layers: int, compute: Dtype, ends: tuple[int, int]) -> list[int]:
+    """What each layer takes; the first and the last with what is before and behind them."""
+    sizes = list(_stored_bytes(weights, layers, compute))
     sizes[0] += ends[0]
     sizes[-1] += ends[1]
     return sizes
+
+
+@lru_cache(maxsize=32)
+def _stored_bytes(weights: WeightMap, layers: int, compute: Dtype) -> tuple[int, ...]:
+    """Of each layer's weights."""
+    members: list[list[Weight]] = [[] for _ in range(layers)]
+    for weight in weights.weights:
+        layer = _layer_of(weight)
+        ends = 0 if weight.target.startswith("embedding.") else -1
+        members[ends if layer is None else layer].append(weight)
+    return tuple(weight_bytes(replace(weights, weights=tuple(each)), compute) for each in members)
+
+
+def _layer_of(weight: Weight) -> int | None:
+    kind, _, rest = weight.target.partition(".")
+    return int(rest.partition(".")[0]) if kind == "layers" else None
 
 
 def _cuts(sizes: Sequence[int], memories: Sequence[int]) -> list[int]:

@@ -17,11 +17,13 @@ from headrace.plan.workspace import (
     reference_layers_bytes,
     reference_mlp_bytes,
 )
+from headrace.quantities import counted, exact_size
 
 
 def gpu_step_lines(spec: ModelSpec, sizes: Sizes) -> Iterator[BudgetLine]:
     layers, logits = layers_bytes(spec, sizes), logits_bytes(spec, sizes)
-    yield BudgetLine("workspace", layers, f"the most of {sizes.tokens} tokens' activations that lies there at once in a layer")
+    why = f"activations of {counted(sizes.tokens, 'token')}, the most that lies there at once in a layer"
+    yield BudgetLine("workspace", layers, why)
     if logits > layers:
         yield BudgetLine("logits workspace", logits - layers, _logits_why(sizes, logits))
     yield BudgetLine("small workspace", SMALL_BYTES, "a step's tensors of up to 1 MiB, which PyTorch's allocator keeps apart")
@@ -34,13 +36,14 @@ def cpu_step_lines(spec: ModelSpec, sizes: Sizes, weights: WeightMap) -> Iterato
     layers = reference_layers_bytes(spec, sizes)
     multiplied = reference_mlp_bytes(spec, sizes) + decoded_bytes(weights, sizes.exact)
     logits = 3 * logit_rows(sizes.rows, sizes.drafts) * spec.vocab_size * sizes.exact
-    yield BudgetLine("workspace", layers, f"{sizes.tokens} tokens' activations")
+    yield BudgetLine("workspace", layers, f"activations of {counted(sizes.tokens, 'token')}")
     if multiplied > layers:
-        why = f"the largest packed weight, decoded: {multiplied:,} bytes{AMONG}"
+        why = f"the largest packed weight, decoded: {exact_size(multiplied)}{AMONG}"
         yield BudgetLine("low-bit workspace", multiplied - layers, why)
     if logits > max(layers, multiplied):
         yield BudgetLine("logits workspace", logits - max(layers, multiplied), _logits_why(sizes, logits))
 
 
 def _logits_why(sizes: Sizes, logits: int) -> str:
-    return f"{logit_rows(sizes.rows, sizes.drafts)} rows of logits at once, more of them in slices: {logits:,} bytes{AMONG}"
+    rows = counted(logit_rows(sizes.rows, sizes.drafts), "row")
+    return f"{rows} of logits at once, more of them in slices: {exact_size(logits)}{AMONG}"

@@ -1,28 +1,32 @@
 """What would fit instead: the settings nearest to those asked for, each tried by making its budget.
 
 Changes are combined one, then two, then three at a time; the fewest that lead anywhere are suggested, and of one more those
-that give more tokens or users. Shorter contexts and fewer users are as long and as many as fit.
+that give more tokens or users. Shorter contexts and fewer users are as long and as many as fit. Where that leads nowhere all
+changes are made, and those taken back that are not needed: what fits at all is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import cache
+from itertools import combinations, islice
 from typing import Any
 
-from headrace.plan.dtypes import itemsize
-from headrace.plan.fit import longest_context, most_users, outcome
-from headrace.plan.memory_limit import memory_limit
+from headrace.plan.cards import CARDS
+from headrace.plan.changes import Change, changes, last_resorts
+from headrace.plan.fit import USEFUL_TOKENS, Outcome, fits, longest_context, most_sharing, most_users, outcome
 from headrace.plan.planner import Plan, Request
-from headrace.plan.published import FORMATS
-from headrace.plan.speculation import DRAFT_SETTINGS
+from headrace.plan.search import most
 
-LEAST_CONTEXT = 1024
-"""Tokens, or half of what is asked for: a shorter context is of no use instead of it."""
 MOST_CHANGES = 3
+MOST_CHOICES = 64
+"""Combinations of changes that are tried for one card, and fewer for several, which take longer each: a plan takes a second."""
 MOST_SUGGESTIONS = 8
 Remake = Callable[[Request], Plan]
+Chosen = tuple[Change, ...]
+Changed = Callable[[Chosen], Plan]
+"""The plan with changes, made once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +46,63 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """A different request. kind: only one of each is made at a time."""
+class Instead:
+    """suggestions: the nearest first, and the smallest card on which it fits as asked. least: where nothing fits on this card,
+    what would need least.
+    """
 
-    kind: str
-    settings: Mapping[str, Any]
-    apply: Callable[[Request], Request]
+    suggestions: tuple[Suggestion, ...] = ()
+    least: Suggestion | None = None
 
 
-def suggestions(plan: Plan, remake: Remake) -> tuple[Suggestion, ...]:
-    """For a plan that does not fit. remake: the plan of a changed request."""
-    changes = [*_vision(plan), *_memory(plan), *_types(plan), *_drafts(plan), *_checkpoints(plan), *_formats(plan)]
+def instead(plan: Plan, remake: Remake) -> Instead:
+    """Of a plan that does not fit. remake: the plan of a changed request, for the cards that it names."""
+    found = _nearest(plan, remake)
+    here = Instead(tuple(found[: MOST_SUGGESTIONS - 1])) if found else _smallest(plan, remake)
+    return replace(here, suggestions=(*here.suggestions, *_larger_card(plan, remake)))
+
+
+def _nearest(plan: Plan, remake: Remake) -> list[Suggestion]:
+    """Few changes, that leave a context of use."""
+    changed = cache(lambda chosen: _changed(plan, remake, chosen))
+    choices = tuple(islice(_choices(changes(plan)), MOST_CHOICES // len(plan.cards)))
     found: list[Suggestion] = []
     for count in range(1, MOST_CHANGES + 1):
         enough = bool(found)
-        for each in (*_with_changes(plan, remake, changes, count), *_with_less(plan, remake, changes, count - 1)):
-            if not any(_does_as_well(other, each) for other in found):
+        as_asked = [_tried(changed(chosen), chosen, {}) for chosen in choices if len(chosen) == count]
+        with_less = [each for chosen in choices if len(chosen) == count - 1 for each in _with_less(changed, remake, chosen)]
+        for each in (*as_asked, *with_less):
+            if each and _is_of_use(plan, each) and not any(_does_as_well(other, each) for other in found):
                 found.append(each)
         if enough:
             break
-    return tuple(found[:MOST_SUGGESTIONS])
+    return found
+
+
+def _choices(among: Sequence[Change]) -> Iterator[Chosen]:
+    """None, one, two ... of different kinds."""
+    for count in range(MOST_CHANGES + 1):
+        for chosen in combinations(among, count):
+            if len({change.kind for change in chosen}) == count:
+                yield chosen
+
+
+def _changed(plan: Plan, remake: Remake, chosen: Chosen) -> Plan:
+    request = plan.request
+    for change in chosen:
+        request = change.apply(request)
+    return remake(request) if chosen else plan
+
+
+def _is_of_use(plan: Plan, one: Suggestion) -> bool:
+    """A shorter context than the least is of no use instead of what was asked for."""
+    least = _least_context(plan)
+    return one.context >= least and (plan.request.plan.users is None or one.capacity_tokens >= one.users * least)
+
+
+def _least_context(plan: Plan) -> int:
+    asked = plan.request.engine.context
+    return min(USEFUL_TOKENS, plan.case.max_context, max(2, asked // 2) if asked else USEFUL_TOKENS)
 
 
 def _does_as_well(other: Suggestion, one: Suggestion) -> bool:
@@ -75,117 +116,113 @@ def _asked(plan: Plan) -> tuple[int | None, int | None]:
     return plan.request.engine.context, plan.request.plan.users
 
 
-def _with_changes(plan: Plan, remake: Remake, changes: list[_Change], count: int) -> Iterator[Suggestion]:
-    """So many changes, with the context and the users as asked for."""
-    for chosen in _choices(changes, count):
-        yield from _tried(_changed(plan, remake, chosen), chosen, {})
+def _with_less(changed: Changed, remake: Remake, chosen: Chosen) -> Iterator[Suggestion | None]:
+    plan, least = changed(chosen), _least_context(changed(()))
+    for less in _less(plan):
+        found = _tried(remake(_with(plan.request, less)), chosen, less)
+        if found and "context" not in less and not found.at_once:
+            found = _with_drafter(plan, remake, chosen, found, least)
+        yield found
 
 
-def _with_less(plan: Plan, remake: Remake, changes: list[_Change], count: int) -> Iterator[Suggestion]:
-    """So many changes, and a shorter context or fewer users."""
-    context, users = _asked(plan)
-    for chosen in _choices(changes, count):
-        changed = _changed(plan, remake, chosen)
-        least = min(LEAST_CONTEXT, (context or 0) // 2)
-        if context and least <= (longest := longest_context(changed.limits, users or 1)) < context:
-            yield from _tried(remake(_with(changed.request, longest, users)), chosen, {"context": longest})
-        if (context or users) and (fewer := most_users(changed.limits, context or plan.case.config.page_tokens)):
-            if users is None or fewer < users:
-                yield from _tried(remake(_with(changed.request, context, fewer)), chosen, {"users": fewer})
+def _with_drafter(plan: Plan, remake: Remake, chosen: Chosen, found: Suggestion, least: int) -> Suggestion | None:
+    """Users who share what there is beside a drafter, which auto takes where there is room for so many."""
+    if found.capacity_tokens >= found.users * least:
+        return found
+    with_drafter = remake(_with(plan.request, {"users": found.users}))
+    less = {"users": most_sharing(with_drafter.case, least, found.users)}
+    return _tried(remake(_with(plan.request, less)), chosen, less) if less["users"] else None
 
 
-def _with(request: Request, context: int | None, users: int | None) -> Request:
+def _less(plan: Plan) -> Iterator[Mapping[str, int]]:
+    """A shorter context, fewer users, or both where neither is enough."""
+    (context, users), least = _asked(plan), _least_context(plan)
+    longest = longest_context(plan.limits, users or 1) if context else 0
+    fewer = _fewer_users(plan, context, users, least)
+    if context and least <= longest < context:
+        yield {"context": longest}
+    if fewer and (users is None or fewer < users):
+        yield {"users": fewer}
+    if context and users and longest < least and not fewer:
+        yield from _half(plan, context, users, least)
+
+
+def _fewer_users(plan: Plan, context: int | None, users: int | None, least: int) -> int | None:
+    if context:
+        return most_users(plan.limits, context)
+    return most_sharing(plan.limits, least, users - 1) if users else None
+
+
+def _half(plan: Plan, context: int, users: int, least: int) -> Iterator[Mapping[str, int]]:
+    """Half as much of both, and half of that, until it fits; so many users then have what they can, and so has one alone."""
+    times = max(context, users).bit_length()
+
+    def halved(spared: int) -> tuple[int, int]:
+        return max(least, context >> times - spared), max(1, users >> times - spared)
+
+    spared = most(lambda count: fits(plan.limits, *halved(count)), times - 1)
+    for some in {halved(spared)[1]: None, 1: None} if spared else ():
+        yield {"context": longest_context(plan.limits, some), "users": some}
+
+
+def _with(request: Request, less: Mapping[str, int]) -> Request:
+    """With another context or number of users."""
+    context, users = (less.get(*pair) for pair in (("context", request.engine.context), ("users", request.plan.users)))
     return replace(request, engine=replace(request.engine, context=context), plan=replace(request.plan, users=users))
 
 
-def _choices(changes: list[_Change], count: int) -> Iterator[tuple[_Change, ...]]:
-    for chosen in combinations(changes, count):
-        if len({change.kind for change in chosen}) == count:
-            yield chosen
-
-
-def _changed(plan: Plan, remake: Remake, chosen: tuple[_Change, ...]) -> Plan:
-    request = plan.request
-    for change in chosen:
-        request = change.apply(request)
-    return remake(request) if chosen else plan
-
-
-def _tried(plan: Plan, chosen: tuple[_Change, ...], less: Mapping[str, int]) -> Iterator[Suggestion]:
+def _tried(plan: Plan, chosen: Chosen, less: Mapping[str, int]) -> Suggestion | None:
     """The plan of a request that was changed so, if it fits."""
     found = outcome(plan.case, *_asked(plan))
-    if found.fits:
-        settings = {name: value for change in chosen for name, value in change.settings.items()} | dict(less)
-        total_bytes = sum(budget.total_bytes for budget in found.budgets)
-        yield Suggestion(settings, found.context, found.users, found.at_once, found.capacity_tokens, total_bytes)
+    return _suggestion(found, chosen, less) if found.fits else None
 
 
-def _memory(plan: Plan) -> Iterator[_Change]:
-    """A cache of what there is room for, instead of a size; as much memory as usual, where less or too much is asked for."""
-    engine = plan.request.engine
-    if engine.cache_bytes is not None:
-        yield _engine("memory", "cache-bytes", None)
-    if engine.memory_bytes is not None:
-        stages = plan.case.stages
-        usual = min(memory_limit(stage.hardware, replace(engine, memory_bytes=None))[0] or 0 for stage in stages)
-        if engine.memory_bytes < usual or engine.memory_bytes > min(stage.hardware.free_bytes for stage in stages):
-            yield _engine("memory", "memory-bytes", usual)
+def _suggestion(found: Outcome, chosen: Chosen, less: Mapping[str, int]) -> Suggestion:
+    settings = {name: value for change in chosen for name, value in change.settings.items()} | dict(less)
+    return Suggestion(settings, found.context, found.users, found.at_once, found.capacity_tokens, found.total_bytes)
 
 
-def _types(plan: Plan) -> Iterator[_Change]:
-    if itemsize(plan.dtypes.kv) > 1:
-        for name in ("fp8", "int8"):
-            yield _engine("kv", "kv-dtype", name)
-    if itemsize(plan.dtypes.state) > 2:
-        yield _engine("state", "state-dtype", "fp16")
+def _smallest(plan: Plan, remake: Remake) -> Instead:
+    """All changes, and what makes an engine slower if nothing else helps, as far as they are needed."""
+    options, resorts = changes(plan), tuple(last_resorts(plan))
+    for among in (options, (*options, *resorts)):
+        chosen = tuple({change.kind: change for change in among}.values())
+        changed = _changed(plan, remake, chosen)
+        for less in ({}, *_less(changed), *_one_user(changed)):
+            if found := _tried(remake(_with(changed.request, less)), chosen, less):
+                return Instead((_needed(plan, remake, found, chosen, less),))
+    least = outcome(changed.limits, min(_least_context(plan), changed.case.config.page_tokens), 1)
+    return Instead(least=_suggestion(least, chosen, {}))
 
 
-def _drafts(plan: Plan) -> Iterator[_Change]:
-    """Fewer drafts, the checkpoint's own head instead of a drafter, none: of a drafter that was asked for."""
-    method = plan.drafter.method
-    if method == "off" or plan.request.decides:
+def _one_user(plan: Plan) -> Iterator[Mapping[str, int]]:
+    """As little as an engine starts with."""
+    context, users = _asked(plan)
+    one: Mapping[str, int] = {"users": 1} if users and users > 1 else {}
+    if context:
+        yield {"context": max(2, longest_context(plan.limits, 1)), **one}
+    elif one:
+        yield one
+
+
+def _needed(plan: Plan, remake: Remake, found: Suggestion, chosen: Chosen, less: Mapping[str, int]) -> Suggestion:
+    """Without the changes that are not needed, the last first."""
+    for change in reversed(chosen):
+        fewer = tuple(other for other in chosen if other is not change)
+        tried = _tried(remake(_with(_changed(plan, remake, fewer).request, less)), fewer, less)
+        if tried and (_is_of_use(plan, tried) or not _is_of_use(plan, found)):
+            found, chosen = tried, fewer
+    return found
+
+
+def _larger_card(plan: Plan, remake: Remake) -> Iterator[Suggestion]:
+    """The smallest of the table on which it fits as it is asked for, instead of another one of it."""
+    settings = plan.request.plan
+    if settings.gpu is None or settings.vram_bytes is not None or len(plan.cards) > 1:
         return
-    if plan.drafter.drafts > 1 and plan.request.engine.verify_tokens is None:
-        yield _engine("drafts", "draft-tokens", 1)
-    if method == "dflash" and plan.model.weight_map.kept:
-        yield _instead(plan, "mtp")
-    yield _instead(plan, "off")
-
-
-def _instead(plan: Plan, method: str) -> _Change:
-    """Another drafter. What is for the one that was asked for is left out: its value is None."""
-    without = {name: None for name in ("drafter", *DRAFT_SETTINGS) if getattr(plan.request.engine, name) is not None}
-    settings = {"speculate": method, **{name.replace("_", "-"): None for name in without}}
-    return _Change("drafts", settings, lambda request: replace(
-        request, engine=replace(request.engine, speculate=method, **without)  # type: ignore[arg-type]
-    ))
-
-
-def _vision(plan: Plan) -> Iterator[_Change]:
-    """Without the tower that is asked for."""
-    if plan.request.plan.vision == "on":
-        settings = {"vision": "off"}
-        yield _Change("vision", settings, lambda request: replace(request, plan=replace(request.plan, vision="off")))
-
-
-def _checkpoints(plan: Plan) -> Iterator[_Change]:
-    if plan.request.engine.prefix_cache == "on" and plan.request.engine.gpu_checkpoint_bytes:
-        yield _engine("checkpoints", "gpu-checkpoint-bytes", 0)
-
-
-def _formats(plan: Plan) -> Iterator[_Change]:
-    """Published formats of fewer bytes, of a model that is declared in them."""
-    if plan.request.format in (None, "w4a16", "nvfp4") or plan.request.format not in FORMATS:
-        return
-    for name in ("fp8", "nvfp4", "w4a16"):
-        if name != plan.request.format:
-            yield _format(name)
-
-
-def _format(name: str) -> _Change:
-    return _Change("format", {"format": name}, lambda request: replace(request, format=name))
-
-
-def _engine(kind: str, flag: str, value: Any) -> _Change:
-    field = flag.replace("-", "_")
-    return _Change(kind, {flag: value}, lambda request: replace(request, engine=replace(request.engine, **{field: value})))
+    for each in sorted(CARDS.values(), key=lambda card: card.memory_bytes - card.kept_bytes):
+        if each.memory_bytes > plan.cards[0].memory_bytes:
+            larger = remake(replace(plan.request, plan=replace(settings, gpu=each.name)))
+            if found := _tried(larger, (), {}):
+                yield replace(found, settings={"gpu": each.name})
+                return

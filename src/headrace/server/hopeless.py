@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError
+from headrace.quantities import counted
 
 if TYPE_CHECKING:
     from headrace.engine.tokenizer import Tokenizer
@@ -26,6 +27,6 @@ def refuse_hopeless(text: str, tokenizer: Tokenizer, context: int, *, param: str
         certain += max(0, len(tokenizer.encode(part, add_special=False)) - SLACK_TOKENS)
         if certain > context:
             raise RequestError(
-                f"the prompt has more than {certain} tokens, but the context holds {context}, the answer included",
+                f"the prompt has more than {counted(certain, 'token')}, but the context holds {context:,}, the answer included",
                 param=param, code="context_length_exceeded",
             )
