@@ -67,7 +67,13 @@ def tokens_of(row: Row) -> int:
 
 def short_first(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Rows that recurrent layers verify before those that they compute as prompts, and of these first those of one token."""
-    return tuple(sorted(rows, key=lambda row: (tokens_of(row) > MAX_TOKENS, tokens_of(row) > 1)))
+    return tuple(sorted(rows, key=_kind))
+
+
+def _kind(row: Row) -> int:
+    """0 of one token, 1 of those that are verified, 2 of those that are computed as prompts."""
+    tokens = tokens_of(row)
+    return (tokens > 1) + (tokens > MAX_TOKENS)
 
 
 class DraftPacker:

@@ -126,7 +126,7 @@ class DraftGraph:
         return drawn, None if proposes is None else proposes[: len(rows)]
 
     def _drawn(self, rows: tuple[Row, ...]) -> DrawnRuns:
-        names, sampler = tuple(row.slot for row in rows), self._over.sampler
+        names, sampler = tuple([row.slot for row in rows]), self._over.sampler
         if not self._draws(names):
             runs, hidden = self._made[_STEP]
             return self._over.eager.draw(self._named(runs, names), hidden, deferred=self._deferred is not None)
@@ -150,13 +150,15 @@ class DraftGraph:
 
     def _write(self, rows: tuple[Row, ...]) -> DraftInputs:
         upload, spare = self._upload, self.size - len(rows)
-        widths = self._widths([1 + row.draft_count for row in rows] + [1] * spare)
+        counts = [row.draft_count for row in rows] + [0] * spare
+        widths = self._widths([1 + count for count in counts])
         offsets = [0, *accumulate(widths)]
         self._begins = tuple(offsets[:-1])
         drafts, draft_of = [0] * self.tokens, [-1] * self.tokens
-        for begin, row in zip(self._begins, rows, strict=False):
-            drafts[begin + 1 : begin + 1 + row.draft_count] = row.drafts or (-1,) * row.asked
-            draft_of[begin : begin + row.asked] = range(row.asked)
+        for begin, count, row in zip(self._begins, counts, rows, strict=False):
+            if count:
+                drafts[begin + 1 : begin + 1 + count] = row.drafts or (-1,) * count
+                draft_of[begin : begin + row.asked] = range(row.asked)
         indices, pages = self._tables.places((row.slot, update) for row in rows for update in row.page_updates)
         idle = self.most_updates - len(indices)
         upload.begin()
@@ -164,7 +166,7 @@ class DraftGraph:
             slots=upload.add([row.slot for row in rows] + [self._tables.padding_slot] * spare),
             drafts=upload.add(drafts),
             draft_of=upload.add(draft_of),
-            counts=upload.add([row.draft_count for row in rows] + [0] * spare),
+            counts=upload.add(counts),
             offsets=upload.add(offsets, torch.int32),
             updated=upload.add(indices + [self._tables.padding_entry] * idle),
             pages=upload.add(pages + [self._tables.padding_page] * idle),
@@ -174,6 +176,8 @@ class DraftGraph:
         """The same with the tokens that are left."""
         left = self.tokens - sum(widths)
         for row, width in enumerate(widths):
+            if not left:
+                break
             more = min(left, self.most - width)
             widths[row] += more
             left -= more

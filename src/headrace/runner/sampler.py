@@ -83,6 +83,7 @@ class Sampler:
         self.next_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._features = [Features()] * slots
         self._logprobs: list[int | None] = [None] * slots
+        self._reporting, self._dependent, self._helped = set[int](), set[int](), set[int]()  # slots, see the questions below
         self._held_draws = [0] * slots  # draws until min_tokens is surely reached
         self.script: Script | None = None
         self.allowed = allowed
@@ -133,15 +134,15 @@ class Sampler:
 
     def reports(self, slots: Sequence[int]) -> bool:
         """Whether one of these slots asked for log-probabilities."""
-        return any(self._logprobs[slot] is not None for slot in slots)
+        return not self._reporting.isdisjoint(slots)
 
     def independent(self, slots: Sequence[int]) -> bool:
         """Whether these slots' draws depend on no tokens generated before them, so that nothing has to be counted first."""
-        return not any(self._features[slot].penalised or self._features[slot].held_open for slot in slots)
+        return self._dependent.isdisjoint(slots)
 
     def draws_on_device(self, slots: Sequence[int]) -> bool:
         """Whether `draw_on_device` draws what these slots want."""
-        return all(draws_on_device(self._features[slot]) for slot in slots)
+        return self._helped.isdisjoint(slots)
 
     def draw_on_device(
         self, logits: Tensor, where: Tensor, positions: Tensor, against: Against | None = None
@@ -157,11 +158,11 @@ class Sampler:
 
     def note_draw(self, slots: Sequence[int]) -> None:
         """Each of `slots` has generated a token or more."""
-        for slot in slots:
+        for slot in self._dependent.intersection(slots):
             if self._features[slot].held_open:
                 self._held_draws[slot] -= 1
                 if self._held_draws[slot] == 0:
-                    self._features[slot] = replace(self._features[slot], held_open=False)
+                    self._set_features(slot, replace(self._features[slot], held_open=False))
 
     def score(self, logits: Tensor, tokens: Tensor, k: int) -> TokenScores:
         """Log-probabilities of tokens [N] int64 under logits [N, V], with k alternatives to each."""
@@ -179,9 +180,10 @@ class Sampler:
             self.allowed.admit(admission)
         features = _features_of(request, self.vocab_size)
         held_draws = max(0, p.min_tokens - len(admission.output)) if features.held_open else 0
-        self._features[slot] = replace(features, held_open=held_draws > 0)
+        self._set_features(slot, replace(features, held_open=held_draws > 0))
         self._held_draws[slot] = held_draws
         self._logprobs[slot] = p.logprobs
+        _put(self._reporting, slot, p.logprobs is not None)
         self.next_tokens[slot].fill_((admission.output or request.prompt)[-1])  # an assignment would wait for the device
         temperature = max(p.temperature, _COLDEST) if p.temperature > 0 else 0.0
         numbers = (temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
@@ -190,6 +192,11 @@ class Sampler:
         self.state.numbers[slot] = self._upload(numbers, torch.float64)
         self._set_bias(slot, _biased(p.logit_bias, self.vocab_size), p.logit_bias)
         self._set_marks(admission)
+
+    def _set_features(self, slot: int, features: Features) -> None:
+        self._features[slot] = features
+        _put(self._dependent, slot, features.penalised or features.held_open)
+        _put(self._helped, slot, not draws_on_device(features))
 
     def _set_bias(self, slot: int, tokens: Sequence[int], bias: Mapping[int, float]) -> None:
         self.state.bias_tokens[slot].zero_()[: len(tokens)] = self._upload(tokens)
@@ -252,3 +259,7 @@ def _features_of(request: Request, vocab_size: int) -> Features:
         held_open=p.min_tokens > 0 and bool(_ends(request, vocab_size)),
     )
 
+
+def _put(slots: set[int], slot: int, there: bool) -> None:
+    """The slot is one of them, or not."""
+    (slots.add if there else slots.discard)(slot)

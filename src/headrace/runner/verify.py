@@ -51,8 +51,9 @@ class DrawnRuns:
         tokens = self.tokens.tolist()
         entries = {first + row: entry for first, each in self.scored for row, entry in each.read().items()}
         for begin, count in zip(self.begins, self.emitted.tolist(), strict=True):
-            places = range(begin, begin + count * self.stride, self.stride)
-            yield tuple(tokens[p] for p in places), tuple(entries[p] for p in places if p in entries)
+            end, stride = begin + count * self.stride, self.stride
+            scores = tuple(entries[p] for p in range(begin, end, stride) if p in entries) if entries else ()
+            yield tuple(tokens[begin:end:stride]), scores
 
 
 class Verifier:
