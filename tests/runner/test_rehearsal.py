@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from headrace.cache.layout import CacheLayout, cache_groups
-from headrace.kernels.gated_delta_verify import MAX_TOKENS
 from headrace.models import qwen3_5
 from headrace.models.decoder import Decoder, build_decoder
 from headrace.plan.dtypes import Dtypes
@@ -77,9 +76,8 @@ def test_a_rehearsal_steps_through_all_of_it(slots: int, drafts: int, monkeypatc
     monkeypatch.setattr(Decoder, "forward", watch)
     dtypes = Dtypes("float32", "float32", "float32")
     rehearsal.rehearse(SPEC, decoder, layout, dtypes, torch.device("cpu"), context=64, chunk_tokens=20)
-    tokens_of_drafted = ((rows * (1 + drafts), MAX_TOKENS + (rows - 1) * (1 + drafts)) for rows in row_buckets(slots) if drafts)
     layers = len(decoder.outline().layers)
-    drafted = [(layers, tokens) for pair in tokens_of_drafted for tokens in pair]
+    drafted = [(layers, rows * (1 + drafts)) for rows in row_buckets(slots) if drafts]
     assert seen[:-3] == [*((layers, sum(tokens)) for tokens in rehearsal.steps(slots, 20)), *drafted]
     assert seen[-3:] == [(8, 20), (8, 10), (8, 5)]
     assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())
@@ -99,3 +97,18 @@ def test_nothing_is_looked_up_by_tokens_that_no_kernel_drew(drafts: int, monkeyp
     dtypes = Dtypes("float32", "float32", "float32")
     rehearsal.rehearse(SPEC, decoder, layout, dtypes, torch.device("cpu"), context=64, chunk_tokens=20)
     assert set(drawn) >= {rows * (1 + drafts) for rows in row_buckets(4)}
+
+
+def test_sizes_are_chosen_for_forms_that_no_size_before_has() -> None:
+    def forms(size: int) -> tuple[int, bool]:
+        return size // 10, size == 7
+
+    assert list(rehearsal.met_by(forms, range(1, 30))) == [1, 7, 10, 20]
+    assert list(rehearsal.met_by(forms, range(1, 30), [5, 25])) == [7, 10]
+
+
+@pytest.mark.parametrize("most", [1, 5, 16, 17, 100, 256, 1000])
+def test_turning_points_end_at_the_most(most: int) -> None:
+    points = rehearsal.turning_points(most)
+    assert points[-1] == most and list(points) == sorted(set(points)) and points[0] == 1
+    assert set(range(1, min(most, 16) + 1)) <= set(points)

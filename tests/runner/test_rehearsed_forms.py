@@ -44,9 +44,9 @@ class Masks:
         forbid_tokens(logits, slots, positions, self._masks)
 
 
-def bare_decoder(model: Model) -> Decoder:
+def bare_decoder(model: Model, dtype: torch.dtype = torch.bfloat16) -> Decoder:
     """The model's decoder as engines have it once it is prepared, without memory."""
-    decoder = Decoder(model.spec, dtype=torch.bfloat16, device=META)
+    decoder = Decoder(model.spec, dtype=dtype, device=META)
     for path, module in decoder.named_modules():
         if isinstance(module, Linear):
             module.allocate(model.formats.get(path, Plain()))

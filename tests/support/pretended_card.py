@@ -5,15 +5,19 @@ For questions of which kernels, in which form, a step needs. Nothing is computed
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from headrace import kernels
 from headrace.kernels import card as cards
 from headrace.kernels import cuda_function, dispatch, nvrtc, tensor_map
 from headrace.kernels.card import Card
@@ -31,6 +35,7 @@ Launch = tuple[Any, ...]
 @contextmanager
 def pretended(card: Card) -> Iterator[set[Launch]]:
     """The launches meanwhile of tensors on the meta device, as if that were such a card."""
+    _import_all()
     launches: set[Launch] = set()
     with pytest.MonkeyPatch.context() as patch:
         _replace(patch, cards.card, lambda device: card)
@@ -52,6 +57,15 @@ def pretended(card: Card) -> Iterator[set[Launch]]:
         patch.setattr(Upload, "send", lambda self: None)
         _note_triton(patch, launches)
         yield launches
+
+
+@cache
+def _import_all() -> None:
+    """Every kernel's modules: one that is first imported meanwhile would keep what stands in for a function, and tell another's
+    launches to those who pretended first.
+    """
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        import_module(module.name)
 
 
 def _upload_nowhere(self: Upload, words: int, device: torch.device) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from headrace.kernels.paged_attention import PagedRows, paged_attention
+from headrace.kernels.paged_attention import PagedRows, forms_of, paged_attention
 from headrace.kernels.qk_norm_rope_kv_write import HeadNorm, Heads, qk_norm_rope_kv_write
 from headrace.kernels.rms_norm import Activations
 from headrace.layers.batch import Pools
@@ -54,6 +57,18 @@ class Attention(nn.Module):
         gate = self.heads.split(qkv)[3] if self.spec.gated else None
         scale = self.spec.head_dim**-0.5
         return paged_attention(q, *self._pools(pools), rows, scale, *pools.scales(self.index), gate).flatten(1)
+
+    def forms(self, tokens: int) -> tuple[Hashable, ...]:
+        """What a number of tokens decides of the kernels of each linear layer: those of equal answers are the same."""
+        return self.qkv.form_of(tokens), self.out.form_of(tokens)
+
+    def row_forms(self, pools: Pools) -> Callable[[int, int], tuple[Hashable, ...]]:
+        """The same of kernels for rows: of how many there are, and how many tokens the longest that is split has."""
+        qkv = self.out.like_inputs(self.heads.width)
+        q = qkv.new_empty(1, self.spec.heads, self.spec.head_dim)
+        gate = self.heads.split(qkv)[3] if self.spec.gated else None
+        keys, values = self._pools(pools)
+        return partial(forms_of, (q, keys, values, *pools.scales(self.index)), gate, keys.shape[1])
 
     def _pools(self, pools: Pools) -> tuple[Tensor, Tensor]:
         keys, values = pools.keys[self.index], pools.values[self.index]

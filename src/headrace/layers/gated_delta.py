@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from headrace.kernels.gated_delta_mix import MixWeights, gated_delta_mix
-from headrace.kernels.gated_delta_verify import fold, gated_delta_verify
+from headrace.kernels.gated_delta_verify import fold, forms_of, gated_delta_verify
 from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.rms_norm import Activations
-from headrace.layers.batch import Deferred
+from headrace.layers.batch import Deferred, Pools
 from headrace.layers.linear import Linear, empty_parameter
 from headrace.layers.step import Step
 from headrace.models.spec import GatedDeltaSpec
@@ -45,6 +48,17 @@ class GatedDelta(nn.Module):
         if deferred is not None:
             return self._deferred(qkvz, ab, tails, states, step, deferred)
         return gated_delta_mix(qkvz, ab, self._weights(), tails, states, step.batch.slots, step.rows)
+
+    def forms(self, tokens: int) -> tuple[Hashable, ...]:
+        """What a number of tokens decides of the kernels of each linear layer: those of equal answers are the same."""
+        return self.qkvz.form_of(tokens, beside=self.ab), self.ab.form_of(tokens), self.out.form_of(tokens)
+
+    def row_forms(self, pools: Pools) -> Callable[[int, int], tuple[Hashable, ...]] | None:
+        """The same of what verifies rows: of how many there are, and how many tokens the longest has. None if nothing does."""
+        tails, states = pools.conv_tails[self.index], pools.states[self.index]
+        ring = pools.rings[self.index] if pools.rings else None
+        assert tails is not None and states is not None
+        return None if ring is None else partial(forms_of, tails, states, ring)
 
     def reads_pending(self) -> bool:
         return self.qkvz.reads_pending(beside=self.ab)

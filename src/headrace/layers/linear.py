@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import cast
 
 import torch
@@ -57,6 +57,19 @@ class Linear(nn.Module):
     def forward(self, x: Activations) -> Tensor:
         y = self.format.apply(self._weights(), x, prepared=self.prepared)
         return y if self.bias is None else y + self.bias
+
+    def form_of(self, rows: int, *, gated: bool = False, beside: Linear | None = None) -> Hashable:
+        """What a number of rows decides of the kernels of this layer: those of equal answers are the same. gated, beside: of
+        those functions.
+        """
+        of_rows = self.like_inputs(self.inputs).expand(rows, -1)
+        weight = None if beside is None or self.bias is not None else beside.plain_weight
+        within = gated and self.bias is None
+        return self.format.form_of(self._weights(), of_rows, prepared=self.prepared, gated=within, beside=weight)
+
+    def like_inputs(self, width: int) -> Tensor:
+        """[1, width], of the type and on the device of the layer's inputs."""
+        return torch.empty(1, width, dtype=self._dtype, device=next(self.parameters()).device)
 
     def beside(self, x: Activations, other: Linear) -> tuple[Tensor, Tensor]:
         """(self(x), other(x)), in one launch where that can be."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,10 @@ class Mlp(nn.Module):
             return self.down.after_gate(self.gate_up(x))
         y: Tensor = self.down(self.gate_up.gated(x))
         return y
+
+    def forms(self, tokens: int) -> tuple[Hashable, ...]:
+        """What a number of tokens decides of the kernels of each linear layer: those of equal answers are the same."""
+        return self.gate_up.form_of(tokens, gated=not self.down.format.rounds_inputs), self.down.form_of(tokens)
 
     def reads_pending(self) -> bool:
         return self.gate_up.reads_pending()

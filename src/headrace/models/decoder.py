@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from headrace.cache.layout import cache_groups
-from headrace.kernels.linear import linear
+from headrace.kernels.linear import form_of, linear
 from headrace.kernels.precision import accumulation_dtype
 from headrace.kernels.rms_norm import Activations, finished
 from headrace.layers.arena import settle
@@ -109,6 +109,23 @@ class Decoder(nn.Module):
                 sums[index] = hidden
         normed, hidden = layers[-1](normed, hidden, step, self.norm, wanted)
         return finished(normed), tuple(sums.get(index, hidden) for index in taps)
+
+    def token_forms(self, tokens: int) -> tuple[Hashable, ...]:
+        """What a step's number of tokens decides of the kernels of each linear layer: those of equal answers are the same."""
+        layers = (layer for layer in self.layers if isinstance(layer, DecoderLayer))
+        return tuple(form for layer in layers for part in (layer.mixer, layer.mlp) for form in part.forms(tokens))
+
+    def row_forms(self, pools: Pools) -> tuple[Callable[[int, int], tuple[Hashable, ...]], ...]:
+        """The same of the mixers' kernels: of a step's number of rows, and of tokens of the longest of those that are short."""
+        found = (layer.mixer.row_forms(pools) for layer in self.layers if isinstance(layer, DecoderLayer))
+        return tuple(forms for forms in found if forms is not None)
+
+    def head_form(self, rows: int) -> Hashable:
+        """The same of the kernels of `scores`, of a number of rows."""
+        if self.head is not None:
+            return self.head.form_of(rows)
+        table = self.embedding.weight
+        return form_of(table.new_empty(1, table.shape[1]).expand(rows, -1), table)
 
     def scores(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, vocab] in the model's type."""

@@ -7,7 +7,7 @@ into one of the tensors that there are, and the LinearFormat of every linear lay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import CheckpointError
@@ -35,6 +35,13 @@ class LinearFormat(Protocol):
 
     def apply(self, parameters: Mapping[str, Tensor], x: Activations, *, prepared: bool) -> Tensor:
         """x [T, inputs] -> x W^T, [T, outputs]."""
+
+    def form_of(
+        self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool, gated: bool = False, beside: Tensor | None = None
+    ) -> Hashable:
+        """What x's number of rows decides of the kernels of apply, apply_gated or apply_beside: those of equal answers are the
+        same. x [T, inputs]: its numbers do not matter.
+        """
 
     def apply_beside(
         self, parameters: Mapping[str, Tensor], x: Activations, weight: Tensor, *, prepared: bool

@@ -11,7 +11,7 @@ symmetric scale a token, found when the token is there ("dynamic").
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +214,18 @@ class LowBit:
         if self.activations is None:
             return low_bit_linear(x, *_parameters(parameters), tiled=prepared)
         return self._on_codes(parameters, finished(x), prepared=prepared, gated_inputs=False)
+
+    def form_of(
+        self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool, gated: bool = False, beside: Tensor | None = None
+    ) -> Hashable:
+        import torch
+
+        from headrace.kernels import eight_bit_linear, low_bit_linear
+
+        weights = _parameters(parameters)
+        if self.activations is not None:
+            return eight_bit_linear.form_of(x, *weights, codes=getattr(torch, self.activations), tiled=prepared)
+        return low_bit_linear.form_of(x, *weights, tiled=prepared, gated=gated, beside=beside)
 
     def apply_beside(
         self, parameters: Mapping[str, Tensor], x: Activations, weight: Tensor, *, prepared: bool

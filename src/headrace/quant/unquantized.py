@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,13 @@ class Plain:
         from headrace.kernels.linear import linear  # here, since a checkpoint's format is told without torch
 
         return linear(x, parameters["weight"])
+
+    def form_of(
+        self, parameters: Mapping[str, Tensor], x: Tensor, *, prepared: bool, gated: bool = False, beside: Tensor | None = None
+    ) -> Hashable:
+        from headrace.kernels.linear import form_of
+
+        return form_of(x, parameters["weight"])
 
     def apply_beside(
         self, parameters: Mapping[str, Tensor], x: Activations, weight: Tensor, *, prepared: bool

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from itertools import product
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +19,12 @@ from headrace.kernels.row_places import row_places
 from headrace.kernels.row_positions import row_positions
 from headrace.kernels.sample import Against, Odds, draw_drafts
 from headrace.kernels.slot_lookup import slot_lookup
+from headrace.layers.batch import Pools
 from headrace.models.decoder import Decoder
 from headrace.models.spec import ModelSpec
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
-from headrace.plan.workspace import LOGIT_ROWS, SCORED_ROWS
+from headrace.plan.workspace import LOGIT_ROWS, SCORED_ROWS, SPLIT_TOKENS, step_tokens
 from headrace.runner.allowed import AllowedTokens
 from headrace.runner.batch import Packer
 from headrace.runner.copies import take_in
@@ -36,6 +38,8 @@ from headrace.runner.sampler import Sampler
 from headrace.runner.verify import Verifier
 from headrace.types import Row
 
+Size = TypeVar("Size")
+
 _MIXED_ROWS = 2
 """Decoding rows beside a prompt, in rehearsal."""
 _EXACT_BELOW = 1024
@@ -43,6 +47,8 @@ _STEP = 256
 """Kernels change their form with every so many tokens, up to _EXACT_BELOW."""
 _EXACT_ROWS = 16
 """Up to so many rows, forms may change with each."""
+_FINE, _FINE_BELOW, _COARSE = 16, 256, 64
+"""Rows of linear layers' tiles: from so many rows on, multiples of a larger number."""
 _ALTERNATIVES = 5
 _PROMPTS_RUN = (1, 2, 4)
 """Parts of the largest prompt that really run: a library chooses and loads its kernels by size."""
@@ -61,9 +67,9 @@ def rehearse(
     drafter draws its drafts. masks: of tokens that may be drawn.
     """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, layout.padding)
-    tables = PageTables(small, max(context, chunk_tokens), device)
-    pools = allocate_pools(spec, small, dtypes, device)
-    packer = Packer(tables, chunk_tokens + layout.slots, layout.slots, 0, device)
+    most_tokens = step_tokens(chunk_tokens, layout.slots, layout.drafts)
+    tables, pools = PageTables(small, max(context, most_tokens), device), allocate_pools(spec, small, dtypes, device)
+    packer = Packer(tables, most_tokens, layout.slots, 0, device)
     compute: torch.dtype = getattr(torch, dtypes.compute)
     wide = torch.promote_types(compute, torch.float32)
     sampler = _Undrawn(small.pool_slots, spec.vocab_size, device, wide, allowed=_allowed(small, spec, device, masks))
@@ -93,8 +99,14 @@ def rehearse(
     outline = decoder.outline()
     with compiling_ahead():
         _look_up(tables, sampler.next_tokens)
-        for tokens in steps(layout.slots, chunk_tokens):
+        rehearsed = tuple(steps(layout.slots, chunk_tokens))
+        for tokens in rehearsed:
             step(outline, tokens)
+        for tokens in missing_steps(outline, pools, rehearsed, layout.slots, chunk_tokens, layout.drafts):
+            step(outline, tokens)
+        head = torch.empty(head_rows(layout.slots, layout.drafts), spec.hidden, dtype=compute, device=device)
+        for rows in met_by(lambda rows: (outline.head_form(rows),), range(len(head), 0, -1)):
+            outline.logits(head[:rows])
         with suppress(NotImplementedError):  # an operation of a shape that only a reference computes: nothing will be captured
             for shape in _captured_shapes(decoder, layout, chunk_tokens, context):
                 captured(shape)
@@ -142,8 +154,8 @@ class _Undrawn(Sampler):
 def _rehearse_drafts(
     spec: ModelSpec, decoder: Decoder, layout: CacheLayout, dtypes: Dtypes, device: torch.device, draws: bool, masks: bool
 ) -> None:
-    """Every number of rows with as many drafts as they may have, from the packing to what is accepted; with and without one
-    that ends a prompt with as many tokens as are verified together, for which kernels have another form.
+    """Every number of rows with as many drafts as they may have, from the packing to what is accepted; and with a prompt's end
+    among them as many rows, and as long ones, as choose another form of a kernel.
     """
     small = CacheLayout(layout.groups, layout.page_tokens, (1,) * len(layout.pages), 1, True, layout.drafts)
     tables, pools = PageTables(small, max(1 + layout.drafts, MAX_TOKENS), device), allocate_pools(spec, small, dtypes, device)
@@ -156,24 +168,21 @@ def _rehearse_drafts(
     odds = proposer.odds if draws else None
     ways = (decoder.scores, decoder.logits) if runs_triton(decoder.embedding.weight) else (decoder.logits,)
     verifiers = [Verifier(logits, sampler, slots, odds=odds) for logits in ways]
-    for rows in row_buckets(layout.slots):
-        drafted = tuple(Row(n, 0, 0, (), (0,) * layout.drafts) for n in range(rows))
-        for step_rows in (drafted, (Row(0, 0, 0, (0,) * MAX_TOKENS), *drafted[1:])):
-            step = packer.pack(step_rows, deferred=True)
-            assert step.runs is not None
-            hidden = decoder(step.batch, pools)
-            for verifier in verifiers:
-                verifier.draw_together(step.runs, hidden, deferred=True)
-                verifier.draw_in_turn(step.runs, hidden, deferred=True)
+    for rows, longest in verified_steps(decoder, pools, layout.slots, layout.drafts):
+        drafted = tuple(Row(n, 0, 0, (), (0,) * min(layout.drafts, longest - 1)) for n in range(rows))
+        known = longest != 1 + layout.drafts
+        step = packer.pack((Row(0, 0, 0, (0,) * longest), *drafted[1:]) if known else drafted, deferred=True)
+        assert step.runs is not None
+        hidden = decoder(step.batch, pools)
+        for verifier in verifiers:
+            verifier.draw_together(step.runs, hidden, deferred=True)
+            verifier.draw_in_turn(step.runs, hidden, deferred=True)
         if odds is not None and runs_triton(hidden):
             _rehearse_odds(sampler, odds, [logits(hidden[:rows]) for logits in ways])
-    for logits in ways:
-        for places in row_counts(min(LOGIT_ROWS, len(hidden))):
-            logits(hidden[:places])
-    step = packer.pack(tuple(replace(row, drafts=()) for row in drafted), deferred=False)
+    step = packer.pack(tuple(Row(n, 0, 0, ()) for n in range(layout.slots)), deferred=False)
     assert step.runs is not None
     for verifier in verifiers:
-        verifier.draw_in_turn(step.runs, hidden[: len(drafted)], deferred=False)
+        verifier.draw_in_turn(step.runs, hidden.new_empty(layout.slots, spec.hidden), deferred=False)
     _pack_as_captured(slots, tables, proposer.proposed)
     take_in(pools, (0,), device)
 
@@ -211,6 +220,57 @@ def steps(slots: int, chunk_tokens: int) -> Iterator[tuple[int, ...]]:
     if slots > 2 and chunk_tokens > 2:  # prompts that share a step, one of them at its last token
         yield (chunk_tokens // 2, chunk_tokens // 2, 1)
     yield from ((1,) * rows for rows in row_counts(slots))
+
+
+def missing_steps(
+    decoder: Decoder, pools: Pools, rehearsed: Sequence[tuple[int, ...]], slots: int, chunk_tokens: int, drafts: int
+) -> Iterator[tuple[int, ...]]:
+    """Steps as `steps`, for the forms of kernels that any step chooses and none of those that are rehearsed."""
+    sizes = [sum(tokens) for tokens in rehearsed]
+    for size in met_by(decoder.token_forms, turning_points(step_tokens(chunk_tokens, slots, drafts)), sizes):
+        yield (size,)
+    short = min(SPLIT_TOKENS, chunk_tokens)
+    met = [(len(tokens), max(few)) for tokens in rehearsed if (few := [n for n in tokens if n <= short])]
+    for rows, longest in met_by(_of_rows(decoder, pools), product(range(1, slots + 1), range(1, short + 1)), met):
+        yield (*(1,) * (rows - 1), longest)
+
+
+def verified_steps(decoder: Decoder, pools: Pools, slots: int, drafts: int) -> tuple[tuple[int, int], ...]:
+    """Rows, and tokens of the longest, of steps in which states are verified: all that are captured, and others for the forms
+    of kernels that only these choose.
+    """
+    captured = [(rows, 1 + drafts) for rows in row_buckets(slots)]
+    all_steps = product(range(slots, 0, -1), range(MAX_TOKENS, 0, -1))
+    return (*captured, *met_by(_of_rows(decoder, pools), all_steps, captured))
+
+
+def _of_rows(decoder: Decoder, pools: Pools) -> Callable[[tuple[int, int]], tuple[Hashable, ...]]:
+    forms = decoder.row_forms(pools)
+    return lambda step: tuple(form for forms_of in forms for form in forms_of(*step))
+
+
+def met_by(forms: Callable[[Size], tuple[Hashable, ...]], sizes: Iterable[Size], met: Iterable[Size] = ()) -> Iterator[Size]:
+    """Of the sizes those with a form that none before them has, nor those that are `met`. forms: of each operation, one."""
+    seen = {form for size in met for form in enumerate(forms(size))}
+    for size in sizes:
+        found = set(enumerate(forms(size)))
+        if found - seen:
+            yield size
+        seen |= found
+
+
+def turning_points(most: int) -> tuple[int, ...]:
+    """Rising numbers of tokens up to `most`, among which linear layers meet every form: their tiles have 16 rows or multiples
+    of that, of more than 128 rows 64 or multiples; between two tiles a form changes once at most, so that either end tells.
+    """
+    tiles = [*range(_EXACT_ROWS, _FINE_BELOW, _FINE), *range(_FINE_BELOW, most, _COARSE)]
+    ends = {*range(1, _EXACT_ROWS), *tiles, *(size + 1 for size in tiles)}
+    return (*sorted(size for size in ends if size < most), most)
+
+
+def head_rows(slots: int, drafts: int) -> int:
+    """The most rows of logits that are made at once."""
+    return max(slots, SCORED_ROWS, min(LOGIT_ROWS, slots * (1 + drafts)))
 
 
 def row_counts(slots: int) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,13 @@ def eight_bit_linear(
     if cuda.suits(x, packed, scale, tiled, gated_inputs=gated_inputs):
         return cuda.eight_bit_linear(x, packed, scale, zero, codes, gated_inputs=gated_inputs)
     return reference.eight_bit_linear(x, packed, scale, zero, codes=codes, tiled=tiled, gated_inputs=gated_inputs)
+
+
+def form_of(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, codes: torch.dtype, tiled: bool
+) -> Hashable:
+    """What x's number of rows decides of the kernels that are launched for it: those of equal answers are the same.
+
+    x [T, I]: its numbers do not matter.
+    """
+    return cuda.form_of(x, packed, scale, zero, codes) if cuda.suits(x, packed, scale, tiled) else None

@@ -9,7 +9,7 @@ to scale.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from headrace.kernels.cuda_function import CudaFunction, compiled, with_primitiv
 from headrace.kernels.eight_bit_linear import forms, hopper
 from headrace.kernels.eight_bit_linear.forms import BLOCK_OUTPUTS, FewRows, HopperRows, ManyRows
 from headrace.kernels.low_bit_linear import cuda as low_bit
+from headrace.kernels.low_bit_linear import form_of as low_bit_form_of
 from headrace.kernels.low_bit_linear import low_bit_linear
 from headrace.kernels.low_bit_linear.layout import INPUTS, ROWS
 from headrace.kernels.quantise_rows import cuda as quantise
@@ -39,11 +40,30 @@ def eight_bit_linear(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype, *, gated_inputs: bool = False
 ) -> Tensor:
     """As the public function, for tiled weights."""
+    way = on_codes if goes_on_codes(x, packed, codes) else in_sixteen_bits
+    return way(x, packed, scale, zero, codes, gated_inputs=gated_inputs)
+
+
+def goes_on_codes(x: Tensor, packed: Tensor, codes: torch.dtype) -> bool:
+    """Whether products of codes are there, and no slower than those of what fp16 makes of them."""
     on = card(x.device)
     faster = forms.faster_in_sixteen_bits(len(x), len(packed), on, fp8=codes != torch.int8)
-    if faster or not multiplies(packed, codes, on.capability):
-        return in_sixteen_bits(x, packed, scale, zero, codes, gated_inputs=gated_inputs)
-    return on_codes(x, packed, scale, zero, codes, gated_inputs=gated_inputs)
+    return not faster and multiplies(packed, codes, on.capability)
+
+
+def form_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, codes: torch.dtype) -> Hashable:
+    """As the public function, for tiled weights: the same choices as above and below, and none made here."""
+    (rows, inputs), outputs, on = x.shape, len(packed), card(x.device)
+    if not goes_on_codes(x, packed, codes):
+        made = x.new_empty(1, inputs, dtype=torch.float16).expand(rows, -1)
+        return "sixteen bits", low_bit_form_of(made, packed, scale, zero, tiled=True)
+    if rows <= MOST_FEW_ROWS:
+        return forms.x_rows_of(rows)
+    formats = formats_of(x, inputs, packed, scale, zero, codes)
+    if goes_to_hopper(rows, codes, on.capability):
+        return forms.hopper_rows_form(rows, formats, on)
+    many = forms.many_rows_form(rows, outputs, inputs, formats, on)
+    return many.columns, many.stages, many.parts > 1
 
 
 def on_codes(
@@ -57,11 +77,15 @@ def on_codes(
     made = quantise.quantise_rows(x, codes, tiled=True, gated=gated_inputs)
     if rows <= MOST_FEW_ROWS:
         few_rows(*made, packed, scale, zero, y, codes)
-    elif capability == 90 and rows >= LEAST_HOPPER_ROWS[codes]:
+    elif goes_to_hopper(rows, codes, capability):
         hopper_rows(*made, packed, scale, zero, y, codes)
     else:
         many_rows(*made, packed, scale, zero, y, codes)
     return y
+
+
+def goes_to_hopper(rows: int, codes: torch.dtype, capability: int) -> bool:
+    return capability == 90 and rows >= LEAST_HOPPER_ROWS[codes]
 
 
 def multiplies(packed: Tensor, codes: torch.dtype, capability: int) -> bool:

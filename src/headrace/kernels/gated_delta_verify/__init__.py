@@ -8,6 +8,7 @@ once and written once however many drafts there are, and a step without drafts l
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +20,7 @@ from headrace.kernels.gated_delta_mix.weights import MixWeights
 from headrace.kernels.gated_delta_verify import reference
 from headrace.kernels.gated_delta_verify.ring import MAX_TOKENS, Ring
 
-__all__ = ["MAX_TOKENS", "PRIMITIVES", "Ring", "advance", "fold", "gated_delta_verify"]
+__all__ = ["MAX_TOKENS", "PRIMITIVES", "Ring", "advance", "fold", "forms_of", "gated_delta_verify"]
 
 PRIMITIVES = Path(__file__).parent / "primitives.cuh"
 """Of all CUDA kernels of the gated delta rule, after those of every kernel."""
@@ -61,6 +62,13 @@ def advance(pending: Tensor, parity: Tensor, slots: Tensor, accepted: Tensor) ->
     """Once all layers have run a step: accepted[r] (int32 [R]) of row r's drafts are pending in the half that was written."""
     pending.index_copy_(0, slots, accepted)
     parity.index_copy_(0, slots, 1 - parity[slots])
+
+
+def forms_of(tails: Tensor, states: Tensor, ring: Ring, rows: int, longest: int) -> tuple[Hashable, ...]:
+    """What numbers of rows, and of tokens of the longest, decide of a step's kernel: those of equal answers have the same."""
+    from headrace.kernels.gated_delta_verify import cuda
+
+    return (cuda.form_of(tails, states, ring, rows, longest),) if _implementation(tails, states, ring) is cuda else ()
 
 
 def _implementation(tails: Tensor, states: Tensor, ring: Ring) -> ModuleType:

@@ -80,6 +80,11 @@ def form(rows: int, longest: int, layer: Layer, on: Card) -> Form:
     return together if pays else Form(1, 2, tokens, extra=0)
 
 
+def form_of(tails: Tensor, states: Tensor, ring: Ring, rows: int, longest: int) -> Form:
+    """Of this memory's kernel."""
+    return form(rows, longest, Layer.of(tails, states, ring), card(tails.device))
+
+
 def _eights(count: int) -> int:
     return 8 if count <= 8 else MAX_TOKENS
 
@@ -140,7 +145,7 @@ def gated_delta_verify(
     assert qkvz.stride(0) % 8 == 0 and qkvz.data_ptr() % 16 == 0 and states.is_contiguous() and tails.is_contiguous()
     assert rows * key_heads <= ARRIVALS and weights.a_log.dtype == weights.dt_bias.dtype == weights.norm.dtype == torch.float32
     out = torch.empty(len(qkvz), heads * HEAD_DIM, dtype=qkvz.dtype, device=qkvz.device)
-    chosen = chosen or form(rows, longest, Layer.of(tails, states, ring), card(qkvz.device))
+    chosen = chosen or form_of(tails, states, ring, rows, longest)
     macros = verify_macros(tails, states, ring, chosen)
     _on(qkvz.device, "verify", macros, macros["SHARED_BYTES"])(
         (heads // chosen.group, rows, 1), qkvz, ab, weights.conv.T.contiguous(), weights.a_log, weights.dt_bias, weights.norm,

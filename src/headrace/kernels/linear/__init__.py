@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from headrace.kernels.linear import cuda, onednn, reference
+from headrace.kernels.low_bit_linear.around import x_rows_of
 from headrace.kernels.rms_norm import Activations, finished
 
 
@@ -16,3 +19,8 @@ def linear(x: Activations, weight: Tensor) -> Tensor:
     if onednn.suits(x):
         return onednn.linear(x, weight)
     return reference.linear(x, weight)
+
+
+def form_of(x: Tensor, weight: Tensor) -> Hashable:
+    """What x's number of rows decides of the kernel that is launched for it: those of equal answers are the same."""
+    return x_rows_of(len(x)) if cuda.suits(x, weight) else None

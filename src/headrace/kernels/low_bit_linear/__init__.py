@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from headrace.kernels.low_bit_linear import cuda, few, reference
 from headrace.kernels.low_bit_linear.around import MOST_OUTPUTS
+from headrace.kernels.low_bit_linear.forms import x_rows_of
 from headrace.kernels.low_bit_linear.layout import ROWS
 from headrace.kernels.rms_norm import Activations, NormWeight, PendingNorm, values_of
 
@@ -29,6 +32,22 @@ def low_bit_linear(
     if len(x) <= cuda.MOST_FEW_ROWS:
         return few.low_bit_linear(x, packed, scale, zero, gated=gated)
     return cuda.low_bit_linear(x, packed, scale, zero, gated=gated)
+
+
+def form_of(
+    x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None = None, *, tiled: bool, gated: bool = False,
+    beside: Tensor | None = None,
+) -> Hashable:
+    """What x's number of rows decides of the kernels that this package launches for it: those of equal answers are the same,
+    but for those that are also launched for fewer rows.
+
+    x [T, I]: its numbers do not matter. beside: the weight of low_bit_linear_beside.
+    """
+    if not cuda.suits(x, packed, scale, tiled):
+        return None
+    if len(x) <= cuda.MOST_FEW_ROWS:
+        return x_rows_of(len(x))
+    return cuda.form_of(x, packed, scale, zero, gated=gated, beside=beside)
 
 
 def low_bit_linear_beside(

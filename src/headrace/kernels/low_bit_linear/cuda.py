@@ -9,7 +9,7 @@ fp16 where there is no wgmma. Other memory: tile_forms.sums_of float32 numbers t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -221,9 +221,13 @@ def ampere_rows(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, y: Tensor, form: AmpereRows | None = None
 ) -> None:
     """Writes y; any number of rows, as many at a time as WORKSPACE_BYTES hold of x in fp16."""
-    step = max(1, WORKSPACE_BYTES // (2 * x.shape[1] * _WHOLE_ROWS)) * _WHOLE_ROWS
+    step = rows_at_once(x.shape[1])
     for rows, into in zip(torch.split(x, step), torch.split(y, step), strict=True):
         _ampere_rows(rows, packed, scale, zero, into, form)
+
+
+def rows_at_once(inputs: int) -> int:
+    return max(1, WORKSPACE_BYTES // (2 * inputs * _WHOLE_ROWS)) * _WHOLE_ROWS
 
 
 def _ampere_rows(
@@ -250,6 +254,23 @@ def in_halves(x: Tensor, formats: dict[str, int]) -> tuple[Tensor, Tensor]:
 
 def _sums(device: torch.device) -> Tensor:
     return _kept_sums(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def form_of(x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, *, gated: bool, beside: Tensor | None) -> Hashable:
+    """As the public function, for tiled weights: the same choices as above, and none made here."""
+    (rows, inputs), outputs, here = x.shape, len(packed), card(x.device)
+    formats, folded = formats_of(x, packed, scale, zero), folds(rows, x.device)
+    if here.capability == 90:
+        within = gated and gates_within(x, packed, scale)
+        near = beside is not None and folded and len(beside) <= BESIDE_OUTPUTS
+        form = tile_forms.hopper_rows_form(rows, outputs, inputs, formats, here, gated=within, beside=near)
+        share = tile_forms.hopper_share(form, rows, outputs, inputs, here, beside=near)
+        return folded, within, near, form, share.split
+    if rows > MOST_FUSED_ROWS and here.capability not in HALF_RATE:
+        return "workspace"
+    rest = (rows - 1) % rows_at_once(inputs) + 1  # what goes before has the forms of fewer rows
+    ampere = tile_forms.ampere_rows_form(rest, formats, here)
+    return ampere, tile_forms.ampere_share(ampere, rest, outputs, inputs, here).split
 
 
 @cache

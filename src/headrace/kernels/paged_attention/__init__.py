@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from headrace.kernels.dispatch import runs_triton
 from headrace.kernels.paged_attention import reference
 from headrace.kernels.paged_attention.reference import plan_rows
-from headrace.kernels.paged_attention.rows import PagedRows
+from headrace.kernels.paged_attention.rows import Inputs, PagedRows
 
 LARGEST_HEAD = 256
 """Of heads that the kernels take."""
@@ -31,4 +33,19 @@ def paged_attention(
     return reference.paged_attention(q, keys, values, rows, scale, key_scales, value_scales, gate)
 
 
-__all__ = ["PagedRows", "paged_attention", "plan_rows"]
+def forms_of(
+    inputs: Inputs, gate: Tensor | None, page_tokens: int, rows: int, longest: int
+) -> tuple[Hashable, ...]:
+    """What numbers of rows, and of tokens of the longest that is split, decide of the kernels for those, each by itself: those
+    of equal answers are the same. Longer rows have one form. inputs: q, keys, values, their scales or None; the numbers do not
+    matter.
+    """
+    q = inputs[0]
+    if not (runs_triton(q) and q.shape[2] <= LARGEST_HEAD):
+        return ()
+    from headrace.kernels.paged_attention import triton
+
+    return triton.forms_of(inputs, gate, page_tokens, rows, longest)
+
+
+__all__ = ["PagedRows", "forms_of", "paged_attention", "plan_rows"]

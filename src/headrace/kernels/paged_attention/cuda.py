@@ -19,6 +19,7 @@ from headrace.kernels.card import card
 from headrace.kernels.cuda_function import Argument, CudaFunction, compiled, with_primitives
 from headrace.kernels.paged_attention import forms, hopper
 from headrace.kernels.paged_attention.forms import STEP_KEYS, FewQueries, HopperQueries, ManyQueries, PackedQueries, Vectors
+from headrace.kernels.paged_attention.rows import Inputs
 from headrace.kernels.tensor_map import boxes_of_rows
 
 DIMS = (128, 256)
@@ -26,10 +27,6 @@ KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn
 WITH_WGMMA = "hopper_queries"
 _ADDED_QUERIES = 4
 _ADDING_THREADS = 256
-
-
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""q, keys, values, and the scales of 8-bit ones."""
 
 
 def suits(inputs: Inputs, gate: Tensor | None, page_tokens: int) -> bool:

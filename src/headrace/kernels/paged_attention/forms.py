@@ -177,6 +177,13 @@ def items_form(queries: int, vectors: Vectors, card: Card) -> ManyQueries | Pack
     return many_queries_form(queries, vectors, card)
 
 
+def split_form(
+    queries: int, pairs: int, vectors: Vectors, card: Card
+) -> FewQueries | ManyQueries | PackedQueries | HopperQueries:
+    """For rows that are split. queries: most of a row for one key head; pairs: rows times key heads."""
+    return few_queries_form(pairs, vectors, card) if queries <= MOST_FEW_QUERIES else items_form(queries, vectors, card)
+
+
 def _fits(form: FewQueries | ManyQueries | PackedQueries, vectors: Vectors, card: Card) -> bool:
     own = form.shared_bytes(vectors) + form.static_bytes
     return form.resident * (own + SYSTEM_BYTES) <= card.shared_bytes + SYSTEM_BYTES

@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 Made = TypeVar("Made")
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""q, keys, values, and the scales of 8-bit ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

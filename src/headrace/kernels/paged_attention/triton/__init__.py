@@ -11,7 +11,7 @@ over 4 key heads: 0.8 MB for one row of one token, 3.2 MB for 64, 25.8 MB for 64
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor
 from headrace.kernels.card import card
 from headrace.kernels.paged_attention import cuda, forms
 from headrace.kernels.paged_attention.reference import plan_rows as plan_rows
-from headrace.kernels.paged_attention.rows import PagedRows
+from headrace.kernels.paged_attention.rows import Inputs, PagedRows
 from headrace.kernels.paged_attention.triton.attend import E4M3, FLOATS, INT8
 from headrace.kernels.paged_attention.triton.chunk import attend_chunk
 from headrace.kernels.paged_attention.triton.split import attend_item, combine, plan_items
@@ -118,7 +118,7 @@ def paged_attention(
     return out
 
 
-def _attend(inputs: cuda.Inputs, gate: Tensor | None, rows: PagedRows, scale: float, out: Tensor) -> None:
+def _attend(inputs: Inputs, gate: Tensor | None, rows: PagedRows, scale: float, out: Tensor) -> None:
     """Writes the rows' tokens of out."""
     call, by_cuda = _Call(*inputs, gate, rows, scale, out), _by_cuda(inputs, gate, rows, scale, out)
     if _most_tokens(rows):
@@ -136,7 +136,7 @@ def _attend(inputs: cuda.Inputs, gate: Tensor | None, rows: PagedRows, scale: fl
 
 
 def _by_cuda(
-    inputs: cuda.Inputs, gate: Tensor | None, rows: PagedRows, scale: float, out: Tensor
+    inputs: Inputs, gate: Tensor | None, rows: PagedRows, scale: float, out: Tensor
 ) -> cuda.Attention | None:
     if not cuda.suits(inputs, gate, rows.page_tokens):
         return None
@@ -146,11 +146,10 @@ def _by_cuda(
 def _split_by_cuda(call: cuda.Attention, rows: PagedRows) -> None:
     facts, tokens = card(call.out.device), _most_tokens(rows)
     most = tokens * call.group
-    if most <= forms.MOST_FEW_QUERIES:
-        few = forms.few_queries_form(len(rows.lengths) * call.kv, call.vectors, facts)
-        plan = _planned(rows, tokens, facts.processors * few.resident // call.kv, call.kv)
-        return call.few(few, plan.items, plan.arrived, most)
-    many = forms.items_form(most, call.vectors, facts)
+    many = forms.split_form(most, len(rows.lengths) * call.kv, call.vectors, facts)
+    if isinstance(many, forms.FewQueries):
+        plan = _planned(rows, tokens, facts.processors * many.resident // call.kv, call.kv)
+        return call.few(many, plan.items, plan.arrived, most)
     blocks = call.kv * -(-most // many.queries)
     plan = _planned(rows, tokens, facts.processors * many.resident // blocks, call.kv)
     given = plan.items, plan.row_items, rows.row_offsets, most
@@ -160,6 +159,19 @@ def _split_by_cuda(call: cuda.Attention, rows: PagedRows) -> None:
         call.packed(many, *given)
     else:
         call.many(many, *given)
+
+
+def forms_of(
+    inputs: Inputs, gate: Tensor | None, page_tokens: int, rows: int, longest: int
+) -> tuple[Hashable, ...]:
+    """As the public function: of the items' plan, and of what attends to them."""
+    (q, keys), planned = inputs[:2], _power_of_two(rows)
+    facts, kv, dim = card(q.device), keys.shape[2], q.shape[2]
+    queries = min(longest, SPLIT_QUERIES) * (q.shape[1] // kv)
+    if cuda.suits(inputs, gate, page_tokens):
+        return planned, forms.split_form(queries, rows * kv, forms.Vectors(dim, keys.dtype.itemsize), facts)
+    operands = operands_of(q.dtype, keys.dtype)
+    return planned, split_tiles(facts.capability, max(16, _power_of_two(dim)), operands, queries)
 
 
 def _chunks_on_hopper(call: cuda.Attention, rows: PagedRows) -> None:
