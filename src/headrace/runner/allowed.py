@@ -85,7 +85,7 @@ class AllowedTokens:
         self._copied = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
         self._of: dict[int, Followed] = {}  # by slot
         self._step: dict[int, tuple[Row, Followed]] = {}  # by sequence, of the step that is being launched
-        self._before: list[tuple[Sampled, dict[int, Followed]]] = []  # steps that were launched and not read, by sequence
+        self._before: tuple[Sampled, dict[int, Followed]] | None = None  # the last that draws, until it is read
         self._proposed: Tensor | None = None
         self._any = False  # whether masks lie on the device
 
@@ -142,8 +142,9 @@ class AllowedTokens:
 
     def follow(self, step: Sampled) -> None:
         """The step is launched that was expected."""
-        if self._step:
-            self._before.append((step, {sequence: followed for sequence, (_, followed) in self._step.items()}))
+        drawn = {sequence: followed for sequence, (row, followed) in self._step.items() if row.samples}
+        if drawn:
+            self._before = step, drawn
 
     @property
     def failures(self) -> dict[int, Failure]:
@@ -151,11 +152,11 @@ class AllowedTokens:
         return {sequence: each.failure for sequence, (_, each) in self._step.items() if each.failure is not None}
 
     def _read(self) -> None:
-        for step, followed in self._before:
+        if self._before is not None:
+            (step, followed), self._before = self._before, None
             for sequence, tokens in step.sampled().items():
                 if sequence in followed:
                     followed[sequence].advance(tokens)
-        self._before.clear()
 
     def _put(self, row: Row, followed: Followed, used: int) -> int:
         """The row's masks behind `used` others. Returns how many they are."""
