@@ -31,6 +31,8 @@ def plan(arguments: str) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(result.stdout)
     assert result.exit_code == (0 if answer["fits"] else 1)
     assert answer["total_bytes"] == sum(line["bytes"] for line in answer["lines"])
+    left = sum(line["bytes"] for line in answer["lines"] if line["name"].split()[0] in ("driver", "desktop", "reserve"))
+    assert answer["engine_bytes"] == answer["total_bytes"] - left
     assert all(line["why"] and line["bytes"] > 0 for line in answer["lines"])
     assert not answer["fits"] or not answer["suggestions"]
     if answer["vram_bytes"] is not None and len(answer["cards"]) == 1:
@@ -393,7 +395,9 @@ def test_what_cannot_be_planned_is_told(arguments: str, words: str) -> None:
 def test_a_person_is_told_the_same() -> None:
     shown = CliRunner().invoke(app, "plan qwen3.8-27b --gpu rtx3090 --context 32768 --users 8".split())
     assert shown.exit_code == 1
-    for words in ("vision: the tower's", "8 sequences of 78,446,592 bytes", "does not fit: ", "would fit: the model in w4a16"):
+    for words in ("vision: the tower's", "8 sequences of 78,446,592 bytes", "does not fit: ", "would fit: the model in w4a16",
+                  "the model in nvfp4 (planned, not served yet)", "users: the lines are of 8 x 32,768 tokens at once",
+                  "would fit: --gpu "):
         assert words in shown.stdout
     fitting = CliRunner().invoke(app, "plan qwen3.8-27b:w4a16 --gpu rtx3090".split())
     assert fitting.exit_code == 0 and "predicted, from bytes and bandwidth, not measured" in fitting.stdout

@@ -18,7 +18,7 @@ from headrace.plan.checkpoint import Model, identify, open_checkpoint
 from headrace.plan.named import NAMED, model_path
 from headrace.plan.planner import Plan, Request, cards_for, make_plan
 from headrace.plan.predict import Predicted
-from headrace.plan.published import FORMATS, parameters, published_model
+from headrace.plan.published import FORMATS, PLANNED_FORMATS, parameters, published_model
 from headrace.plan.report import Report, as_json, make_report
 from headrace.plan.shapes import SHAPES
 from headrace.plan.suggest import Suggestion
@@ -92,7 +92,7 @@ def _print(console: Console, facts: dict[str, object], report: Report) -> None:
     console.print(f"{facts['model']}: {facts['parameters']:,} parameters, on {' + '.join(report.cards)} ({memory})")
     for line in report.lines:
         console.print(_line(line.name, line.bytes, line.why))
-    console.print(_line("all", report.total_bytes, ""))
+    console.print(_line("all", report.total_bytes, f"of it the engine's: {exact_size(report.engine_bytes)}"))
     for note in report.notes:
         console.print(note)
     console.print(
@@ -109,7 +109,7 @@ def _print(console: Console, facts: dict[str, object], report: Report) -> None:
         least = f"{_flags(report.least)}, {_room(report.least)}," if report.least.settings else _room(report.least)
         console.print(f"  nothing fits there: even {least} would take {_takes(report.least)}")
     for suggestion in report.suggestions:
-        console.print(f"  would fit: {_flags(suggestion)} ({_room(suggestion)}: {_takes(suggestion)})")
+        console.print(f"  would fit: {_flags(suggestion)}: {_room(suggestion)}, {_takes(suggestion)}")
 
 
 def _line(name: str, count_bytes: int, why: str) -> str:
@@ -143,10 +143,11 @@ def _takes(suggestion: Suggestion) -> str:
 
 
 def _flags(suggestion: Suggestion) -> str:
-    return " ".join(_flag(name, value) for name, value in suggestion.settings.items())
+    others = " ".join(_flag(name, value) for name, value in suggestion.settings.items() if name != "format")
+    format = suggestion.settings.get("format")
+    parts = f"the model in {format}{' (planned, not served yet)' * (format in PLANNED_FORMATS)}" if format else "", others
+    return ", ".join(filter(None, parts))
 
 
 def _flag(name: str, value: object) -> str:
-    if value is None:
-        return f"(no --{name})"
-    return f"the model in {value}" if name == "format" else f"--{name} {value}"
+    return f"(no --{name})" if value is None else f"--{name} {value}"

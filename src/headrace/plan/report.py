@@ -22,7 +22,8 @@ from headrace.quantities import counted, exact_size
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """lines: of all cards, in order. vram_bytes: None where no card is named. context, users: what the lines are for.
+    """lines: of all cards, in order; engine_bytes: without those that are left to others. vram_bytes: None where no card is
+    named. context, users: what the lines are for.
 
     kv_bytes_per_token and state_bytes_per_sequence: the target's alone. max_context: of max_context_users, as many as asked
     for, one if not given. max_users: with this context, None where nothing limits them. why: what is in the way if it does not
@@ -33,6 +34,7 @@ class Report:
     why: str
     cards: tuple[str, ...]
     total_bytes: int
+    engine_bytes: int
     vram_bytes: int | None
     lines: tuple[BudgetLine, ...]
     context: int
@@ -67,6 +69,7 @@ def make_report(plan: Plan, remake: Remake) -> Report:
         why=found.why,
         cards=tuple(card.name for card in plan.cards),
         total_bytes=sum(line.bytes for line in lines),
+        engine_bytes=found.total_bytes,
         vram_bytes=sum(card.memory_bytes for card in plan.cards) if named else None,
         lines=lines,
         context=found.context,
@@ -125,7 +128,9 @@ def _capacity(plan: Plan, found: Outcome) -> int:
 def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     settings, format = plan.request.plan, plan.request.format
     yield from plan.dtypes.notes
-    if found.users == 1:
+    if not found.fits:
+        yield f"users: the lines are of {found.users:,} x {counted(found.context, 'token')} at once"
+    elif found.users == 1:
         yield f"users: one, of {counted(found.context, 'token')}"
     elif found.at_once:
         yield f"users: each of {found.users:,} has {counted(found.context, 'token')} at once"

@@ -20,7 +20,7 @@ from headrace.plan.planner import Plan, Request
 from headrace.plan.search import most
 
 MOST_CHANGES = 3
-MOST_CHOICES = 64
+MOST_CHOICES = 48
 """Combinations of changes that are tried for one card, and fewer for several, which take longer each: a plan takes a second."""
 MOST_SUGGESTIONS = 8
 Remake = Callable[[Request], Plan]
