@@ -20,7 +20,7 @@ from headrace.plan.cards import CARDS
 from headrace.plan.demo import demo_model_path
 
 GIB = 2**30
-QUICK_S = 2.0
+QUICK_S = 1.8
 
 
 def plan(arguments: str) -> dict[str, Any]:
