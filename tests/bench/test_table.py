@@ -9,6 +9,7 @@ from tests.bench.test_summary import asked, failed
 
 from headrace.bench.summary import Limits, summarise
 from headrace.bench.table import print_runs
+from headrace.bench.whole_table import whole_table
 
 CALM = {"cpu_share": 0.1, "loop_lag_ms": {"p99": 0.4}, "sent_late_ms": None}
 
@@ -45,3 +46,14 @@ def test_figures_without_doubts() -> None:
 def test_doubts_are_told(run: list[Any], changes: dict[str, Any], words: str) -> None:
     assert words in shown(run, **changes)
     assert words not in shown(GOOD)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_figure_loses_digits_in_a_narrow_window(width: int) -> None:
+    printed, figures = io.StringIO(), [f"{number}.98765432{number}" for number in range(1, 7)]
+    table = whole_table(*(f"figure {number}" for number in range(6)), caption="of six")
+    table.add_row(*figures)
+    Console(file=printed, width=width).print(table)
+    rows = [line.strip("│").split("│") for line in printed.getvalue().splitlines() if line.startswith("│")]
+    columns = zip(*rows, strict=True)
+    assert ["".join(map(str.strip, column)) for column in columns] == figures

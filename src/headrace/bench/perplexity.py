@@ -9,6 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from headrace.bench.teacher import Followed
+from headrace.bench.whole_table import whole_table
 
 Types = tuple[str, str]
 """Of KV and of states."""
@@ -53,7 +54,7 @@ class Losses:
 
 
 def losses_table(found: Sequence[Measured]) -> Table:
-    table = Table(
+    table = whole_table(
         "KV", "states", "way", "loss", "perplexity", "over first", "±", "over steps", "accepted",
         caption=f"{found[0].tokens} tokens. Loss: nats a token. Over first: the perplexity, over the first types' by the same "
         "way, ± the standard error of the tokens' differences. Over steps: the loss, over the same types' through steps. "

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from headrace.bench.whole_table import whole_table
 
 MAX_LAG_MS = 5.0
 MAX_CPU_SHARE = 0.8
@@ -18,7 +19,7 @@ Run = Mapping[str, Any]
 
 def print_runs(console: Console, runs: Sequence[Run]) -> None:
     """A table, and below it what makes its figures doubtful."""
-    table = Table("", *(_load(run) for run in runs), caption="times in ms: p50 / p95 / p99", caption_justify="left")
+    table = whole_table("", *(_load(run) for run in runs), caption="times in ms: p50 / p95 / p99", left=True)
     columns = [dict(_rows(run)) for run in runs]
     for name in dict.fromkeys(name for column in columns for name in column):
         table.add_row(name, *(column.get(name, "") for column in columns))

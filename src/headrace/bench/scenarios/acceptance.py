@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.bench.engine_settings import EngineSettings, engine_setting
+from headrace.bench.whole_table import whole_table
 from headrace.config import EngineConfig, setting
 from headrace.errors import ConfigError
 
@@ -144,8 +145,8 @@ def counted(steps: Sequence[DecodedStep], drafter: str, k: int, kind: str, tempe
 def _table(found: Sequence[Accepted]) -> Table:
     columns = sorted({(each.temperature, each.kind) for each in found})
     cells = {(each.drafter, each.k, each.temperature, each.kind): each for each in found}
-    table = Table("drafts", *(f"{kind}, T {temperature:g}" for temperature, kind in columns),
-                  caption="tokens a step, the bonus included (of steps with drafts alone, where others had none)")
+    table = whole_table("drafts", *(f"{kind}, T {temperature:g}" for temperature, kind in columns),
+                        caption="tokens a step, the bonus included (of steps with drafts alone, where others had none)")
     for drafter, k in dict.fromkeys((each.drafter, each.k) for each in found):
         row = [cells.get((drafter, k, *column)) for column in columns]
         table.add_row(f"{drafter} {k}", *("-" if each is None else _cell(each) for each in row))
