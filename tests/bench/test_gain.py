@@ -13,6 +13,7 @@ from tests.support.tiny import make_tiny_checkpoint
 from headrace.bench import gain_plot
 from headrace.bench.scenarios import gain
 from headrace.bench.scenarios.gain import Gain, share
+from headrace.bench.text_engine import TextEngine
 from headrace.errors import ConfigError
 from headrace.runner.runner import Runner
 from headrace.speculate.costs import StepCosts
@@ -74,6 +75,14 @@ def test_what_cannot_work_is_refused(settings: dict[str, object], why: str, mode
              "answers": 1, "tokens": 4} | settings
     with pytest.raises(ConfigError, match=why):
         gain.run(gain.Settings(**given), Console(quiet=True))
+
+
+def test_nothing_is_measured_without_costs(model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even what needs none: the refusal would come minutes later."""
+    monkeypatch.setattr(TextEngine, "together", lambda self, requests, pace: pytest.fail("a step was measured"))
+    settings = gain.Settings(model=str(model), text=(str(texts),), kind="prose", way=("mtp:1",), users=(1,), device="cpu")
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        gain.run(settings, Console(quiet=True))
 
 
 def test_the_picture_has_a_panel_for_each_number_of_users(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _curves(file: Path) -> list[Curve]:
     except (ValueError, LookupError, TypeError):
         runs = None
     if runs is None:
-        raise ConfigError(f"{file} is not a record of `headrace bench serve`")
+        raise ConfigError(f"{file} is not a record of `headrace bench serve` or `headrace bench speculate`")
     kinds = (("users", "concurrency"), ("requests/s", "rate"))
     found = ((kind, sorted((run for run in runs if run[key]), key=lambda run: float(run[key]))) for kind, key in kinds)
     return [Curve(file.stem, kind, tuple(of_kind)) for kind, of_kind in found if of_kind]

@@ -70,7 +70,7 @@ class Gain:
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
     """See `bench.scenarios`. `gains` has an entry for each way and number of users, `shares` the controllers'."""
-    ways = {OFF: [0], **parse_ways(settings.way or _WAYS)}
+    ways = {**parse_ways(settings.way or _WAYS), OFF: [0]}  # a drafter first: without costs there is nothing to compare
     users = settings.users or (1, 8, 32, 64)
     if min(users) < 1:
         raise ConfigError(f"--users must be 1 or more, not {min(users)}")
@@ -93,6 +93,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
                     console.print(_line(found[-1]))
         finally:
             engine.close()
+    found.sort(key=lambda gain: gain.drafter != OFF)
     shares = {drafter: {each: share(found, each, drafter) for each in users} for drafter in ways if drafter != OFF}
     for drafter, by_users in shares.items():
         told = ", ".join(f"{each} users {of_best:.3f}" for each, of_best in by_users.items())
