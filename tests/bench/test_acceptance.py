@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,24 @@ def test_counts_are_the_tokens_of_the_answers(model: Path, texts: Path) -> None:
         assert all(1 <= step.tokens <= step.drafts + 1 <= 4 for step in mine)
     with pytest.raises(ConfigError, match="4 drafts: a row has 3"):
         engine.fixed(4)
+    engine.close()
+
+
+def test_a_step_with_room_for_one_token_is_cut_however_it_ends(model: Path, texts: Path) -> None:
+    """It has no drafts, since none could follow its token, which here ends the message at its limit."""
+    from headrace.bench.held_out import prompts, read_texts
+    from headrace.types import SamplingParams
+
+    engine = acceptance.engine_of(acceptance.Settings(model=str(model), device="cpu", dtype="float64"), "mtp", 3, 600, 1)
+    params = SamplingParams(max_tokens=2, temperature=0)
+    (request,) = engine.requests(prompts(read_texts([str(texts)]), engine.tokenizer, 1, 400)[:1], params, True)
+    first = replace(request, eos_ids=())
+    core = engine.core(engine.fixed(3))
+    core.add(first)
+    said = [token for _ in range(9) if core.has_work for event in core.step() for token in event.tokens]
+    assert len(said) == 2 and said[0] != said[1]
+    ends = replace(first, id="ends", params=replace(first.params, stop_token_ids=(said[1],)))
+    assert [(step.drafts, step.tokens, step.cut) for step in engine.follow([ends], engine.fixed(3))] == [(0, 1, True)]
     engine.close()
 
 

@@ -96,15 +96,16 @@ class TextEngine:
 
     def follow(self, requests: Sequence[Request], pace: Pace | None) -> Iterator[DecodedStep]:
         """All steps of all requests, by each one's own counts."""
-        core, drafted = self.core(pace), dict[str, int]()
+        core, drafted, room = self.core(pace), dict[str, int](), {request.id: request.max_tokens for request in requests}
         for request in requests:
             core.add(request)
         while core.has_work:
             for event in core.step():
                 before = drafted.get(event.request)
                 drafted[event.request] = unfailed(event).drafted_tokens
+                room[event.request] -= len(event.tokens)
                 if event.tokens and before is not None:
-                    cut = event.finish_reason == "length"
+                    cut = not room[event.request]
                     yield DecodedStep(event.request, event.drafted_tokens - before, len(event.tokens), cut)
 
     def together(self, requests: Sequence[Request], pace: Pace | None) -> Together:
