@@ -50,6 +50,21 @@ def test_a_drafter_learns(name: str, target: LabModel, own: np.ndarray, tmp_path
     assert all(torch.equal(a, b) for a, b in zip(before, target.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
+def test_pieces_are_the_whole(name: str, target: LabModel, own: np.ndarray, tmp_path: Path) -> None:
+    plan = Plan(steps=4, rows=4, depths=2, anchors=4, report=3, block=replace(DrafterShape(), targets=(0, 3), block=4))
+    (tmp_path / "pieces").mkdir()
+    whole, _ = distil(tmp_path, name, target, own[:40], own[40:], plan, CPU)
+    steps = []
+    while not steps or steps[-1] < 4:
+        pieces, progress = distil(tmp_path / "pieces", name, target, own[:40], own[40:], replace(plan, seconds=0.001), CPU)
+        steps.append(progress.step)
+        assert len(steps) < 9
+    assert len(steps) > 1
+    for key, weight in whole.state_dict().items():
+        assert torch.equal(weight, pieces.state_dict()[key]), key
+
+
 @torch.no_grad()
 def test_each_draft_is_compared_with_the_target_there(target: LabModel, own: np.ndarray, small: Shape) -> None:
     """The target's side of every pair: its logits where the token in question is drawn."""
