@@ -1,8 +1,9 @@
 """Measure what drafts gain: tokens a second while users go on with held-out texts, by drafter and number of drafts.
 
 Beside no drafts and fixed numbers of them is the controller, which chooses as many as pay, and its share of the best of those.
-Steps in which all users decode are counted, from where all prompts are computed until an answer is full. Every way has the same
-prompts; answers go on behind the end of a message. Beside a step's time is what the device takes for such a step.
+Steps in which all users decode are counted, from where all prompts are computed until an answer is full. All ways of a drafter
+take turns with the same prompts; answers go on behind the end of a message. Beside a step's time is what the device takes for
+such a step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.held_out import TextPrompt
-    from headrace.bench.text_engine import TextEngine
+    from headrace.bench.text_engine import TextEngine, Together
 
 _WAYS = ("lookup:3", "lookup:7", "mtp:1", "mtp:2", "mtp:3", "mtp:4", "dflash:1", "dflash:3", "dflash:5", "dflash:7")
 OFF = "off"
@@ -42,7 +43,7 @@ class Settings(EngineSettings):
     users: tuple[int, ...] = setting((), "Sequences that decode; 1, 8, 32 and 64 if not given.", metavar="N")
     temperature: float = setting(1.0, "Of the answers.", metavar="T")
     seeded: bool = setting(False, "Requests with seeds, the same for every way.")
-    answers: int = setting(64, "Answers of each measurement, as many at once as there are users.", metavar="N")
+    answers: int = setting(256, "Answers of each measurement, as many at once as there are users.", metavar="N")
     rounds: int = setting(12, "Most times that all users are given a prompt for it.", metavar="N")
     prompt_tokens: int = setting(256, "Tokens of a prompt at most; longer ones are left out.", metavar="N")
     tokens: int = setting(192, "Tokens of an answer.", metavar="N")
@@ -88,9 +89,9 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
             if not chosen:
                 raise ConfigError(f"{', '.join(settings.text)}: no text of the kind {settings.kind} that is short enough")
             for each in users:
-                for k in (*counts, *([None] if drafter != OFF else [])):
-                    found.append(_measure(engine, chosen, settings, each, drafter, k))
-                    console.print(_line(found[-1]))
+                for gain in measure(engine, chosen, settings, each, drafter, (*counts, *([None] if drafter != OFF else []))):
+                    found.append(gain)
+                    console.print(_line(gain))
         finally:
             engine.close()
     found.sort(key=lambda gain: gain.drafter != OFF)
@@ -111,21 +112,28 @@ def share(found: Iterable[Gain], users: int, drafter: str) -> float:
     return rates[drafter, None] / max(rate for (name, k), rate in rates.items() if name in (drafter, OFF) and k is not None)
 
 
-def _measure(
-    engine: TextEngine, chosen: Sequence[TextPrompt], settings: Settings, users: int, drafter: str, k: int | None
-) -> Gain:
+def measure(
+    engine: TextEngine, chosen: Sequence[TextPrompt], settings: Settings, users: int, drafter: str, ways: Sequence[int | None]
+) -> list[Gain]:
+    """By the drafts of each way, None the controller's. The ways take turns, so that what disturbs the machine disturbs all."""
     from headrace.bench.text_engine import Together
     from headrace.types import SamplingParams
 
     params = SamplingParams(temperature=settings.temperature, max_tokens=settings.tokens, ignore_eos=True)
     if drafter != OFF:
         _ = engine.costs  # before the first request
-    pace = engine.controller() if k is None else engine.fixed(k)
-    rounds, total = min(settings.rounds, -(-settings.answers // users)), Together()
-    for number in range(-1, rounds):  # the first is to learn from
+    engine.settle()
+    paces = {k: engine.controller() if k is None else engine.fixed(k) for k in ways}
+    totals = dict.fromkeys(ways, Together())
+    for number in range(-1, min(settings.rounds, -(-settings.answers // users))):  # the first is to learn from
         mine = [chosen[(max(0, number) * users + user) % len(chosen)] for user in range(users)]
-        took = engine.together(engine.requests(mine, params, settings.seeded), pace)
-        total += took if number >= 0 else Together()
+        for k, pace in paces.items():
+            took = engine.together(engine.requests(mine, params, settings.seeded), pace)
+            totals[k] += took if number >= 0 else Together()
+    return [_gain(engine, users, drafter, k, total) for k, total in totals.items()]
+
+
+def _gain(engine: TextEngine, users: int, drafter: str, k: int | None, total: Together) -> Gain:
     rows = total.steps * users
     device_s = engine.device_s(users, k) if k is not None and drafter != OFF else None
     return Gain(
