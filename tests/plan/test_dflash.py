@@ -86,6 +86,7 @@ def test_full_attention_has_no_window() -> None:
     (dflash_config(VOCABULARY, inner={"output_multiplier": 0.5}), "output_multiplier' is 0.5, which is not supported"),
     (dflash_config(VOCABULARY, is_causal=True), "is_causal' is True, which is not supported"),
     (dflash_config(VOCABULARY, layer_types=["sliding_attention", "full_attention"]), "headrace does no mixture"),
+    (dflash_config(VOCABULARY, layer_types=["full_attention"] * 3), "for each of the 2 layers of num_hidden_layers, not 3"),
     ({**dflash_config(VOCABULARY), "dflash_config": None}, "dflash_config' is missing and must be there"),
 ])
 def test_a_configuration_that_does_not_fit_is_named(tmp_path: Path, config: dict[str, Any], message: str) -> None:

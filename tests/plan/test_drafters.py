@@ -18,6 +18,7 @@ from headrace.plan.drafters import NO_DRAFTER, RING_TOKENS, drafter_memory
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.published import published_model
 from headrace.plan.speculation import drafter_for
+from headrace.types import MOST_DRAFTS
 
 MODEL = replace(published_model("qwen3.8-27b:w4a16"), spec=target())
 DTYPES = Dtypes("bfloat16", "bfloat16", "float16")
@@ -56,6 +57,12 @@ def test_auto_takes_the_drafter_that_is_given_if_it_fits(tmp_path: Path) -> None
     assert f"drafter {folder}: its vocab_size is 60, that of the target 65" in found.note
     with pytest.raises(CheckpointError, match="its vocab_size is 60, that of the target 65"):
         drafter_for(larger, replace(config, speculate="dflash"), DTYPES)
+
+
+def test_a_long_block_drafts_no_more_than_a_row_may_have(tmp_path: Path) -> None:
+    config = dflash_config(VOCABULARY, sliding_window=64, inner={"block_size": 40})
+    folder = write_dflash(tmp_path / "drafter", config, dflash_tensors(config))
+    assert drafter_memory(MODEL, "dflash", None, folder, DTYPES).drafts == MOST_DRAFTS
 
 
 def test_what_cannot_be_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from headrace import LLM, SamplingParams
 from headrace.config import EngineConfig
 from headrace.engine.model_source import find_model
 from headrace.engine.ssd_cache import _drafter_digest
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.plan.checkpoint import Model
 from headrace.plan.drafters import NO_DRAFTER, drafter_memory
 from headrace.plan.dtypes import Dtypes
@@ -43,6 +43,13 @@ def test_it_is_found(model: Model) -> None:
 
 def test_another_one_that_is_given_goes_first(model: Model, tmp_path: Path) -> None:
     assert drafter_folder(model, EngineConfig(drafter=str(tmp_path))) == tmp_path
+
+
+def test_a_folder_that_is_not_one_is_named(model: Model) -> None:
+    own = model.checkpoint.path / "drafter"
+    (own / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=f"{own}.*config.json"):
+        drafter_for(model, EngineConfig(speculate="dflash"), DTYPES)
 
 
 def test_other_methods_leave_it_alone(model: Model) -> None:
@@ -84,7 +91,7 @@ def test_what_it_keeps_on_disk_is_its_own(model: Model, tmp_path: Path) -> None:
     own = _drafter_digest(drafting["dflash"], EngineConfig())
     assert own == _drafter_digest(drafting["dflash"], EngineConfig(drafter=str(same)))
     assert own != _drafter_digest(drafting["dflash"], EngineConfig(drafter=str(other)))
-    (model.checkpoint.path / "drafter" / "config.json").unlink()
+    (model.checkpoint.path / "drafter").rename(tmp_path / "away")
     assert own != _drafter_digest(drafting["dflash"], EngineConfig())
     head = _drafter_digest(drafting["mtp"], EngineConfig())
     assert head == hashlib.sha256(f"{kept['mtp']} ".encode()).digest(), "the head is in the model's files"

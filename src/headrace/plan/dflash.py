@@ -169,7 +169,11 @@ def dflash_spec(config: Mapping[str, Any]) -> DFlashSpec:
 
 def _window(fields: Fields) -> int | None:
     types = fields.choices("layer_types", ("sliding_attention", "full_attention"))
-    if types is not None and (len(types) != fields.layer_count("num_hidden_layers") or len(set(types)) != 1):
+    layers = fields.layer_count("num_hidden_layers")
+    if types is not None and len(types) != layers:
+        told = f"must have an entry for each of the {layers} layers of num_hidden_layers, not {len(types)}"
+        raise fields.error("layer_types", told)
+    if types is not None and len(set(types)) != 1:
         raise fields.error("layer_types", "must name one kind of attention for all layers; headrace does no mixture")
     if fields.get("sliding_window") is None and types is None or types and types[0] == "full_attention":
         return None

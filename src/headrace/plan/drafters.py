@@ -25,6 +25,7 @@ from headrace.plan.extras import BudgetLine
 from headrace.plan.mtp import mtp_cache, mtp_head
 from headrace.plan.weight_memory import weight_bytes, widening_bytes
 from headrace.quantities import counted
+from headrace.types import MOST_DRAFTS
 
 Method = Literal["off", "lookup", "mtp", "dflash"]
 RING_TOKENS = 64
@@ -141,7 +142,7 @@ def _dflash(model: Model, folder: Path, drafts: int | None, dtypes: Dtypes, cont
 
 
 def _dflash_memory(spec: DFlashSpec, weights: WeightMap, drafts: int | None, dtypes: Dtypes, context: int) -> DrafterMemory:
-    most = spec.block - 1
+    most = min(spec.block - 1, MOST_DRAFTS)
     if drafts is not None and drafts > most:
         raise ConfigError(f"draft_tokens {drafts}: the drafter proposes {most} at most, a block of {spec.block} but one")
     wide = widening_bytes(weights, dtypes.compute)

@@ -17,4 +17,4 @@ def drafter_folder(model: Model, config: EngineConfig) -> Path | None:
     path = model.checkpoint.path
     in_a_directory = all(tensor.file.parent == path for tensor in model.checkpoint.tensors.values())  # on disk, and not GGUF
     own = path / FOLDER
-    return own if in_a_directory and (own / "config.json").is_file() else None
+    return own if in_a_directory and own.exists() else None
