@@ -5,11 +5,9 @@ import sys
 
 import pytest
 
-RUN = "from headrace.cli import main; main()"
-
 
 def headrace(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, timeout=timeout_s)
+    return subprocess.run([sys.executable, "-m", "headrace", *arguments], capture_output=True, text=True, timeout=timeout_s)
 
 
 def test_help_lists_the_commands() -> None:
@@ -51,7 +49,7 @@ def test_a_server_that_is_not_there_is_exit_code_1() -> None:
 def test_the_command_line_does_not_import_torch(arguments: list[str]) -> None:
     script = (
         f"import sys; sys.argv = ['headrace', *{arguments!r}]\n"
-        f"try:\n    {RUN.replace('; ', chr(10) + '    ')}\n"
+        f"try:\n    from headrace.cli import main\n    main()\n"
         "finally:\n    sys.stderr.write(f'[{\"torch\" in sys.modules}]')"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
