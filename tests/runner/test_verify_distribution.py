@@ -102,7 +102,8 @@ class Sequences:
         self._places = places
         self.sampler = Sampler(SLOTS + 1, VOCAB, CPU, torch.float64, allowed=self._allowed)
         options.put(self.sampler.state)
-        self.sampler._features = [options.features] * (SLOTS + 1)
+        for slot in range(SLOTS + 1):
+            self.sampler._set_features(slot, options.features)
         state = self.sampler.state
         zeros = torch.zeros(SLOTS + 1, dtype=torch.int64)
         self.slots = DraftSlots(
