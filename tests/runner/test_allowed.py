@@ -24,8 +24,9 @@ from headrace.engine.core import EngineCore
 from headrace.engine.model_source import find_model
 from headrace.errors import ConfigError, RequestError
 from headrace.kernels.sample import LOWEST_LOGPROB, SlotState, reference
-from headrace.runner.allowed import AllowedTokens, MakeMasks
+from headrace.runner.allowed import AllowedTokens
 from headrace.runner.followed import Words
+from headrace.runner.sequence_masks import MakeMasks
 from headrace.scheduler.drafter import Drafter
 from headrace.speculate.pace import FixedPace
 from headrace.types import Admission, Request, Row, SamplingParams

@@ -15,8 +15,8 @@ from tests.support.stub_decoder import SPEC, VOCAB, StubDecoder
 from headrace.cache.layout import CacheLayout, cache_groups
 from headrace.engine.core import EngineCore
 from headrace.plan.dtypes import Dtypes
-from headrace.runner.allowed import SequenceMasks
 from headrace.runner.runner import Runner
+from headrace.runner.sequence_masks import SequenceMasks
 from headrace.scheduler.scheduler import Scheduler
 from headrace.speculate.device_lookup import DeviceLookup
 from headrace.speculate.pace import FixedPace

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headrace.errors import RequestError
-from headrace.runner.allowed import MakeMasks, SequenceMasks
 from headrace.runner.followed import Words
+from headrace.runner.sequence_masks import MakeMasks, SequenceMasks
 from headrace.types import Request
 
 Allowed = frozenset[int]

@@ -42,8 +42,8 @@ from headrace.types import EngineInfo, Request, SamplingParams
 if TYPE_CHECKING:
     import torch
 
-    from headrace.runner.allowed import MakeMasks
     from headrace.runner.runner import Runner
+    from headrace.runner.sequence_masks import MakeMasks
 
 Progress = Callable[[int, int], None]
 _FIRST_ANSWER_TOKENS = 3

@@ -8,7 +8,7 @@ for the draw. The device computes meanwhile. Rows without masks are not held up,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,32 +17,9 @@ from torch import Tensor
 
 from headrace.errors import RequestError
 from headrace.kernels.forbid_tokens import TokenMasks, forbid_tokens
-from headrace.runner.followed import Failure, Followed, Words
-from headrace.types import Admission, Request, Row
-
-
-class SequenceMasks(Protocol):
-    """What one sequence may draw, wherever it is. Both may raise RequestError, which ends the request."""
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """These tokens were generated, one after the other: at first those before a preemption, if there was any. Nothing is
-        asked any more behind one that ends the message.
-        """
-        ...
-
-    def fill(self, drafts: Sequence[int], words: Words) -> int:
-        """Fill words[0] with the tokens that are allowed next, words[i] with those behind i of the drafts: int32
-        [1 + len(drafts), ceil(vocabulary / 32)], bit t % 32 of word t // 32 set where token t is allowed, all of it written.
-
-        Returns how many were filled: behind a draft that is not allowed none is wanted. The sequence is where it was.
-        """
-        ...
-
-
-MakeMasks = Callable[[Request], SequenceMasks | None]
-"""Of a request that takes a slot, an engine's own at its start among them; None where every token is allowed. May raise
-RequestError, which ends the request.
-"""
+from headrace.runner.followed import Failure, Followed
+from headrace.runner.sequence_masks import MakeMasks, Words
+from headrace.types import Admission, Row
 
 
 class Sampled(Protocol):

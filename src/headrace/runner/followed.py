@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.errors import RequestError
+from headrace.runner.sequence_masks import SequenceMasks, Words
 from headrace.types import Request
 
-if TYPE_CHECKING:
-    from headrace.runner.allowed import SequenceMasks
-
-Words = NDArray[np.int32]
 Failure = tuple[int, str]
 """If a row yields more tokens than these, those behind them are what nobody allowed, and its request fails, for a reason."""
 

@@ -16,7 +16,7 @@ from headrace.plan.blocks import block_bytes
 from headrace.plan.dtypes import Dtypes
 from headrace.plan.graph_rows import PromptShape, prompt_shapes, row_buckets
 from headrace.plan.workspace import SCORED_ROWS
-from headrace.runner.allowed import AllowedTokens, MakeMasks
+from headrace.runner.allowed import AllowedTokens
 from headrace.runner.batch import Packer, SampledRows
 from headrace.runner.copies import copy_pages, empty_ring, keep_states, resume_state
 from headrace.runner.draft_batch import short_first, tokens_of
@@ -32,6 +32,7 @@ from headrace.runner.prompt_graphs import PromptGraphs
 from headrace.runner.sampler import Drawn, Sampler
 from headrace.runner.scores import PromptScores
 from headrace.runner.script import Script
+from headrace.runner.sequence_masks import MakeMasks
 from headrace.runner.step_times import StepTimes
 from headrace.speculate.costs import StepCosts
 from headrace.speculate.drafter import DeviceDrafter
