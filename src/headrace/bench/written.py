@@ -17,8 +17,8 @@ Text = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the model wrote itself: tokens, scored in nats a token by float32, with the standard error, and tokens that a row
-    yielded.
+    """What the model wrote itself: tokens, scored in nats a token by float32, with the texts' standard error, and tokens that
+    a row yielded.
     """
 
     kv: str
@@ -41,17 +41,20 @@ class Writing:
 
 
 def write(teacher: Teacher, types: Types, texts: Sequence[Text], tokens: int, length: int) -> Iterator[Writing]:
-    """`tokens` tokens or more behind the beginnings of texts, in sequences of `length`: without drafts, then with as many as a
-    row may have.
+    """`tokens` tokens or more behind the beginnings of texts, in two sequences or more of `length`: without drafts, then with
+    as many as a row may have.
     """
-    count = -(-tokens // (length - PROMPT_TOKENS))
+    count = max(2, -(-tokens // (length - PROMPT_TOKENS)))
     prompts = [texts[number % len(texts)][:PROMPT_TOKENS] for number in range(count)]
     for drafts in (0, teacher.most):
         yield Writing(types, drafts > 0, *teacher.go_on(prompts, length, drafts))
 
 
 def score(scorer: Teacher, writing: Writing) -> Written:
-    """By the log-probabilities behind the prompts."""
-    scored = np.concatenate([logprobs[PROMPT_TOKENS - 1 :] for logprobs in scorer.through_prompts(writing.texts).logprobs])
-    loss, error = -float(scored.mean()), float(scored.std() / len(scored) ** 0.5)
-    return Written(*writing.types, writing.drafts, len(scored), loss, error, writing.tokens_a_row)
+    """By the log-probabilities behind the prompts. Texts of one length scatter by more than their tokens tell: one is about one
+    thing. So the error is that of the texts.
+    """
+    scored = np.stack([logprobs[PROMPT_TOKENS - 1 :] for logprobs in scorer.through_prompts(writing.texts).logprobs])  # [N, T]
+    losses = -scored.mean(1)
+    error = float(losses.std(ddof=1) / len(losses) ** 0.5)
+    return Written(*writing.types, writing.drafts, scored.size, float(losses.mean()), error, writing.tokens_a_row)
