@@ -27,7 +27,7 @@ test: $(VENV)/.dev-installed
 	$(if $(ARGS),,TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) -m interpreted tests/kernels)
 
 interpreted: $(VENV)/.dev-installed
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted $(or $(ARGS),tests/kernels)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) -m interpreted $(or $(ARGS),tests/kernels)
 
 gpu: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -m "gpu and not alone" $(if $(WORKERS),-n $(WORKERS)) $(ARGS)
