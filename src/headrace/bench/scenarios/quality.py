@@ -138,16 +138,16 @@ def _write(
     writings = [writing for each in types if each[0] == types[0][0] for writing in _writings(settings, model, each, texts)]
     scorer = Teacher(model, settings.config(("auto", "fp32"), dtype="float32"), most=1)
     try:
-        found = [score(scorer, writing) for writing in writings]
+        pairs = [score(scorer, plain, drafted) for plain, drafted in zip(writings[::2], writings[1::2], strict=True)]
     finally:
         scorer.close()
-    for plain, drafted in zip(found[::2], found[1::2], strict=True):
+    for plain, drafted in pairs:
         console.print(
             f"{plain.tokens} tokens written with KV {plain.kv}, states {plain.state}: {plain.loss:.4f} ± {plain.error:.4f} "
             f"nats a token in float32; with drafts {drafted.loss:.4f} ± {drafted.error:.4f}, "
-            f"{drafted.loss / plain.loss - 1:+.2%}, {drafted.tokens_a_row:.2f} tokens a row"
+            f"{drafted.over_plain:+.2%} ± {drafted.over_error:.2%} prompt by prompt, {drafted.tokens_a_row:.2f} tokens a row"
         )
-    return found
+    return [each for pair in pairs for each in pair]
 
 
 def _writings(settings: Settings, model: Model, types: Types, texts: Sequence[Sequence[int]]) -> Iterator[Writing]:
