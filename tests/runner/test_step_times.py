@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from tests.runner.test_drafts import answers, build, compute_what_is_captured, make_requests, replays
 from tests.support.tiny import make_tiny_checkpoint
 
-from headrace.runner.step_times import StepTimes
+from headrace.runner.step_times import StepTimes, on_device
 from headrace.speculate.pace import MeasuredPace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,3 +78,23 @@ def test_what_long_contexts_cost_is_of_several_rows(monkeypatch: pytest.MonkeyPa
     assert StepTimes(drafting, layout, 20_000)._slopes(1024, 16_384) == pytest.approx((2e-5, 1e-6))
     graphs[:] = graphs[:4]
     assert StepTimes(drafting, layout, 20_000)._slopes(1024, 16_384) == pytest.approx((2e-5, 1e-6))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("launching_s", [0.0, 0.002])
+def test_the_device_is_timed_and_not_its_host(launching_s: float) -> None:
+    """A product that takes the device some 0.1 ms is not slower because it is launched slowly; one that takes it longer than
+    that is timed as it is.
+    """
+    for size, most_s in ((512, launching_s / 2 or 1.0), (8192, 1.0)):
+        x = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty_like(x)
+
+        def run(x: torch.Tensor = x, out: torch.Tensor = out) -> None:
+            time.sleep(launching_s)
+            torch.mm(x, x, out=out)
+
+        at_once, found = on_device(lambda x=x, out=out: torch.mm(x, x, out=out), 4), on_device(run, 4)  # type: ignore[misc]
+        assert 0 < found < most_s
+        if size == 8192:
+            assert found == pytest.approx(at_once, rel=0.3)

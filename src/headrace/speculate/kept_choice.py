@@ -48,10 +48,12 @@ class KeptChoice:
 
     def suffices(self, limits: Sequence[int]) -> bool:
         """Whether no row may have more drafts than it was chosen for, and has all of those."""
-        if tuple(limits) == self.may:
+        if max(limits) <= min(self.may):
             return True
         return not any(limit > most == drafts for limit, most, drafts in zip(limits, self.may, self.usual, strict=True))
 
     def drafts(self, limits: Sequence[int], *, tries: bool) -> tuple[int, ...]:
         chosen = self.with_tries if tries else self.usual
-        return chosen if tuple(limits) == self.may else tuple(map(min, chosen, limits))
+        if max(chosen) <= min(limits):
+            return chosen
+        return tuple(limits) if min(chosen) >= max(limits) else tuple(map(min, chosen, limits))

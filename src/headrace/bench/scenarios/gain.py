@@ -115,7 +115,9 @@ def share(found: Iterable[Gain], users: int, drafter: str) -> float:
 def measure(
     engine: TextEngine, chosen: Sequence[TextPrompt], settings: Settings, users: int, drafter: str, ways: Sequence[int | None]
 ) -> list[Gain]:
-    """By the drafts of each way, None the controller's. The ways take turns, so that what disturbs the machine disturbs all."""
+    """By the drafts of each way, None the controller's. The ways take turns, each round another one first, so that what
+    disturbs the machine disturbs all.
+    """
     from headrace.bench.text_engine import Together
     from headrace.types import SamplingParams
 
@@ -127,8 +129,9 @@ def measure(
     totals = dict.fromkeys(ways, Together())
     for number in range(-1, min(settings.rounds, -(-settings.answers // users))):  # the first is to learn from
         mine = [chosen[(max(0, number) * users + user) % len(chosen)] for user in range(users)]
-        for k, pace in paces.items():
-            took = engine.together(engine.requests(mine, params, settings.seeded), pace)
+        first = number % len(ways)
+        for k in (*ways[first:], *ways[:first]):
+            took = engine.together(engine.requests(mine, params, settings.seeded), paces[k])
             totals[k] += took if number >= 0 else Together()
     return [_gain(engine, users, drafter, k, total) for k, total in totals.items()]
 
