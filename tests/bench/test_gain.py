@@ -27,11 +27,12 @@ def made(users: int, drafter: str, k: int | None, rate: float) -> Gain:
 
 FOUND = [
     made(1, "off", 0, 10.0), made(1, "mtp", 1, 20.0), made(1, "mtp", 3, 16.0), made(1, "mtp", None, 19.0),
-    made(1, "lookup", 7, 8.0), made(1, "lookup", None, 9.0), made(8, "off", 0, 80.0), made(8, "mtp", None, 84.0),
+    made(1, "lookup", 0, 10.0), made(1, "lookup", 7, 8.0), made(1, "lookup", None, 9.0), made(8, "off", 0, 90.0),
+    made(8, "mtp", 0, 80.0), made(8, "mtp", None, 84.0),
 ]
 
 
-def test_a_share_is_of_the_drafters_own_best_and_of_none() -> None:
+def test_a_share_is_of_the_same_engines_best_or_of_none_there() -> None:
     assert share(FOUND, 1, "mtp") == 19 / 20 and share(FOUND, 1, "lookup") == 9 / 10 and share(FOUND, 8, "mtp") == 84 / 80
 
 
@@ -54,12 +55,15 @@ def test_a_run(model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         answers=3, rounds=2, prompt_tokens=200, tokens=9, seeded=True,
     )
     found = gain.run(settings, Console(quiet=True))
-    assert [(each["drafter"], each["k"]) for each in found["gains"]] == [("off", 0), ("mtp", 3), ("mtp", 1), ("mtp", None)]
-    off, three, one, controller = found["gains"]
+    assert [(each["drafter"], each["k"]) for each in found["gains"]] == [
+        ("off", 0), ("mtp", 0), ("mtp", 3), ("mtp", 1), ("mtp", None),
+    ]
+    off, none, three, one, controller = found["gains"]
     assert (off["drafts"], off["tokens_a_step"], off["device_ms"]) == (0, 1, None)
+    assert (none["drafts"], none["tokens_a_step"], none["device_ms"]) == (0, 1, pytest.approx(1.0))
     assert 2 < three["drafts"] <= 3 and 0.5 < one["drafts"] <= 1 and controller["device_ms"] is None
     assert three["device_ms"] == pytest.approx(1.8) and one["device_ms"] == pytest.approx(1.35)
-    assert found["shares"] == {"mtp": {2: controller["tokens_per_s"] / max(e["tokens_per_s"] for e in (off, three, one))}}
+    assert found["shares"] == {"mtp": {2: controller["tokens_per_s"] / max(e["tokens_per_s"] for e in (none, three, one))}}
 
 
 @pytest.mark.parametrize(

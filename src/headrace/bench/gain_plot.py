@@ -10,7 +10,7 @@ from headrace.errors import ConfigError, HeadraceError
 
 
 def draw(gains: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """gains: as `bench.scenarios.gain` has them. No drafts are the lines' left end; dashes are the controllers.
+    """gains: as `bench.scenarios.gain` has them. Dashes are the controllers, a cross the engine without a drafter.
 
     Raises HeadraceError without matplotlib, ConfigError for a file that it cannot write.
     """
@@ -32,10 +32,11 @@ def draw(gains: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _panel(axes: Any, gains: Sequence[Mapping[str, Any]]) -> None:
-    off = [(0, gain["tokens_per_s"]) for gain in gains if gain["drafter"] == "off"]
+    off = [gain["tokens_per_s"] for gain in gains if gain["drafter"] == "off"]
+    axes.plot([0] * len(off), off, "kx", label="off")
     for number, name in enumerate(dict.fromkeys(gain["drafter"] for gain in gains if gain["drafter"] != "off")):
         mine = [gain for gain in gains if gain["drafter"] == name]
-        fixed = sorted([*off, *((gain["k"], gain["tokens_per_s"]) for gain in mine if gain["k"] is not None)])
+        fixed = sorted((gain["k"], gain["tokens_per_s"]) for gain in mine if gain["k"] is not None)
         axes.plot([k for k, _ in fixed], [rate for _, rate in fixed], f"C{number}o-", label=name)
         for rate in (gain["tokens_per_s"] for gain in mine if gain["k"] is None):
             axes.axhline(rate, color=f"C{number}", linestyle="--", linewidth=1)

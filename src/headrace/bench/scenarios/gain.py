@@ -1,9 +1,9 @@
 """Measure what drafts gain: tokens a second while users go on with held-out texts, by drafter and number of drafts.
 
 Beside no drafts and fixed numbers of them is the controller, which chooses as many as pay, and its share of the best of those.
-Steps in which all users decode are counted, from where all prompts are computed until an answer is full. All ways of a drafter
-take turns with the same prompts; answers go on behind the end of a message. Beside a step's time is what the device takes for
-such a step.
+Steps in which all users decode are counted, from where all prompts are computed until an answer is full. All ways of a drafter,
+none of its drafts among them, are one engine's and take turns with the same prompts; an engine without a drafter is measured by
+itself. Answers go on behind the end of a message. Beside a step's time is what the device takes for such a step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
             if not chosen:
                 raise ConfigError(f"{', '.join(settings.text)}: no text of the kind {settings.kind} that is short enough")
             for each in users:
-                for gain in measure(engine, chosen, settings, each, drafter, (*counts, *([None] if drafter != OFF else []))):
+                for gain in measure(engine, chosen, settings, each, drafter, counts if drafter == OFF else (0, *counts, None)):
                     found.append(gain)
                     console.print(_line(gain))
         finally:
@@ -98,7 +98,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     shares = {drafter: {each: share(found, each, drafter) for each in users} for drafter in ways if drafter != OFF}
     for drafter, by_users in shares.items():
         told = ", ".join(f"{each} users {of_best:.3f}" for each, of_best in by_users.items())
-        console.print(f"{drafter}'s controller has of the best fixed rate, none included: {told}")
+        console.print(f"{drafter}'s controller has of the best fixed number, none included: {told}")
     if settings.plot:
         from headrace.bench.gain_plot import draw
 
@@ -107,9 +107,9 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
 
 
 def share(found: Iterable[Gain], users: int, drafter: str) -> float:
-    """The controller's rate over the best with a fixed number of the drafter's drafts, or none."""
-    rates = {(gain.drafter, gain.k): gain.tokens_per_s for gain in found if gain.users == users}
-    return rates[drafter, None] / max(rate for (name, k), rate in rates.items() if name in (drafter, OFF) and k is not None)
+    """The controller's rate over the best with a fixed number of the drafter's drafts, none included."""
+    rates = {gain.k: gain.tokens_per_s for gain in found if (gain.users, gain.drafter) == (users, drafter)}
+    return rates[None] / max(rate for k, rate in rates.items() if k is not None)
 
 
 def measure(
