@@ -65,6 +65,8 @@ def write_parts(work: Path, count: int, engines: Engines, seconds: float | None 
 
     for part, wanted in (("held-out", min(count, 256)), ("train", count)):
         found = sequences(streams(work, part), wanted, LENGTH, seed=3, continues=continues)
+        if not len(found):
+            raise SystemExit(f"{part}: no sequence was written; --seconds {seconds} is too little")
         np.save(work / f"{part}-own.npy", found)
         print(f"{part}: {found.shape[0]} sequences of {found.shape[1]} tokens")
 

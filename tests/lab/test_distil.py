@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ import torch
 from lab.acceptance import Draft, accepted, drafter_loss, expected_tokens, reached, weighted_loss
 from lab.dflash import BlockDrafter, DrafterShape
 from lab.distil import Plan, dflash_drafts, distil, mtp_drafts
+from lab.engines import Engines
 from lab.export import write_checkpoint, write_drafter
 from lab.model import LabModel
 from lab.mtp import MtpHead
-from lab.own import sequences
+from lab.own import sequences, write_parts
 from lab.shape import Shape
 from lab.tokenizer import train as train_tokenizer
 from safetensors import safe_open
@@ -149,6 +151,13 @@ def test_own_sequences_begin_as_texts_do() -> None:
     assert {bool(row[0] >= 300) for row in found} == {True, False}
     late = sequences(texts, 20, 32, 0, lambda prompts, counts: [[7] * count if n else None for n, count in enumerate(counts)])
     assert (late == found[1:]).all()
+
+
+def test_too_little_time_for_any_own_sequence_is_told(tmp_path: Path) -> None:
+    np.save(tmp_path / "held-out-prose.npy", np.arange(600, dtype=np.uint16))
+    idle = cast(Engines, lambda prompts, params, seconds: [None] * len(prompts))
+    with pytest.raises(SystemExit, match=r"held-out: no sequence was written; --seconds 0\.5 is too little"):
+        write_parts(tmp_path, 4, idle, 0.5)
 
 
 def test_the_checkpoint_is_served(tmp_path: Path) -> None:
