@@ -6,6 +6,7 @@ Those that ask for `lab_model` need the weights that come with headrace, and fai
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -32,6 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def lab_model() -> Path:
     """The lab model's directory; its DFlash2 drafter is the folder `drafter` of it. Raises CheckpointError if it is missing."""
     return lab_model_path()
+
+
+@pytest.fixture(scope="module")
+def only_own_garbage() -> Iterator[None]:
+    """For tests of what something takes: what other tests left behind is not looked through meanwhile, which takes seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture()

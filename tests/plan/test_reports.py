@@ -20,6 +20,8 @@ from headrace.plan.published import published_model
 from headrace.plan.report import Report, make_report
 from headrace.plan.suggest import Suggestion
 
+pytestmark = pytest.mark.usefixtures("only_own_garbage")
+
 QUICK_S = 2.0
 REQUESTS = st.builds(
     lambda format, engine, plan: Request(format, engine, plan),

@@ -23,6 +23,8 @@ from headrace.plan.published import FORMATS, published_model
 from headrace.plan.shapes import SHAPES
 from headrace.plan.suggest import Instead, instead
 
+pytestmark = pytest.mark.usefixtures("only_own_garbage")
+
 MOST_S = 1.5
 OPTIONS: dict[str, list[Any]] = {  # of a value there are as many as it is likely
     "context": [None, None, 2, 700, 8192, 65_536, 262_144],

@@ -80,10 +80,14 @@ def limit_bytes(stage: Stage, config: EngineConfig) -> int:
 def outcome(case: Case, context: int | None, users: int | None) -> Outcome:
     """How what was asked for turns out."""
     try:
-        return _found(case, context, users)
+        found = _found(case, context, users)
+        if found.fits or found.at_once or _beyond_limit(case, found):
+            return found
+        why = found.why  # there are fewer pages than users: what is wanted is not what the engine would start with
     except ConfigError as error:
-        needed = _at_once(_unpinned(case), context or min(USEFUL_TOKENS, case.max_context), users or 1)
-        return replace(needed, fits=False, why=str(error))
+        why = str(error)
+    needed = _at_once(_unpinned(case), context or min(USEFUL_TOKENS, case.max_context), users or 1)
+    return replace(needed, fits=False, why=why)
 
 
 def fits(case: Case, context: int | None, users: int | None) -> bool:
@@ -109,17 +113,23 @@ def _unpinned(case: Case) -> Case:
 
 
 def _checked(case: Case, found: Outcome, users: int | None) -> Outcome:
+    why = _beyond_limit(case, found) or _no_page_each(case, found, users)
+    return replace(found, fits=False, why=why) if why else found
+
+
+def _beyond_limit(case: Case, found: Outcome) -> str:
+    """Of the first card that has less than the engine takes; empty where all have it."""
     for stage, budget in zip(case.stages, found.budgets, strict=True):
         if budget.total_bytes > (limit := limit_bytes(stage, case.config)):
             needed = exact_size(budget.total_bytes)
-            why = f"the engine needs {needed}, and may use {exact_size(limit)} of the {stage.hardware.name}"
-            return replace(found, fits=False, why=why)
-    if users and found.capacity_tokens < users * case.config.page_tokens:
-        return replace(found, fits=False, why=_no_page_each(found, users))
-    return found
+            return f"the engine needs {needed}, and may use {exact_size(limit)} of the {stage.hardware.name}"
+    return ""
 
 
-def _no_page_each(found: Outcome, users: int) -> str:
+def _no_page_each(case: Case, found: Outcome, users: int | None) -> str:
+    """Empty where there is one for each of the users that were asked for."""
+    if not users or found.capacity_tokens >= users * case.config.page_tokens:
+        return ""
     return f"{counted(found.capacity_tokens, 'token')} are not a page for each of {counted(users, 'user')}"
 
 
