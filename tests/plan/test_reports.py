@@ -85,6 +85,15 @@ def check(request: Request) -> None:
         assert suggestion.context >= min(1024, (request.engine.context or 1024) // 2) or not request.engine.context
 
 
+def test_users_without_a_page_each_are_told_what_they_need() -> None:
+    """And not what the engine would start with, which fits."""
+    request = Request("w4a16", EngineConfig(device="cuda"), PlanConfig(gpu="l40s", users=300))
+    report = make_report(made(request), made)
+    check_limits(request, report)
+    assert not report.fits and "are not a page for each of 300 users" in report.why
+    assert (report.users, report.context) == (300, 1024)
+
+
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(REQUESTS)
 def test_reports_are_consistent(request: Any) -> None:
