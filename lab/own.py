@@ -63,10 +63,14 @@ def write_parts(work: Path, count: int, engines: Engines, seconds: float | None 
         params = [SamplingParams(max_tokens=count, temperature=1.0, ignore_eos=True, seed=n) for n, count in enumerate(tokens)]
         return [done and done.tokens for done in engines(prompts, params, seconds)]
 
-    for part, wanted in (("held-out", min(count, 256)), ("train", count)):
-        found = sequences(streams(work, part), wanted, LENGTH, seed=3, continues=continues)
+    written = {
+        part: sequences(streams(work, part), wanted, LENGTH, seed=3, continues=continues)
+        for part, wanted in (("held-out", min(count, 256)), ("train", count))
+    }
+    for part, found in written.items():
         if not len(found):
-            raise SystemExit(f"{part}: no sequence was written; --seconds {seconds} is too little")
+            raise SystemExit(f"{part}: no sequence was written, of {count} that were asked for in {seconds or 'any'} seconds")
+    for part, found in written.items():
         np.save(work / f"{part}-own.npy", found)
         print(f"{part}: {found.shape[0]} sequences of {found.shape[1]} tokens")
 

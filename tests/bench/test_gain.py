@@ -17,6 +17,7 @@ from headrace.bench.text_engine import TextEngine
 from headrace.errors import ConfigError
 from headrace.runner.runner import Runner
 from headrace.speculate.costs import StepCosts
+from headrace.speculate.pace import Pace
 
 COSTS = StepCosts({2: {2: 1e-3, 4: 1.25e-3, 8: 1.5e-3}}, {2: (1e-4, 2e-4, 3e-4)}, 64)
 
@@ -54,7 +55,14 @@ def test_a_run(model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         model=str(model), text=(str(texts),), kind="prose", way=("mtp:3", "mtp:1"), users=(2,), device="cpu", dtype="float32",
         answers=3, rounds=2, prompt_tokens=200, tokens=9, seeded=True,
     )
+    paces: list[Pace | None] = []
+    together = TextEngine.together
+    monkeypatch.setattr(
+        TextEngine, "together", lambda self, requests, pace: (paces.append(pace), together(self, requests, pace))[1]
+    )
     found = gain.run(settings, Console(quiet=True))
+    rounds = [paces[begin : begin + 4] for begin in (0, 4, 8)]  # of the head's four ways
+    assert len({id(of[0]) for of in rounds}) == 3 and all({id(each) for each in of} == {*map(id, paces[:4])} for of in rounds)
     assert [(each["drafter"], each["k"]) for each in found["gains"]] == [
         ("off", 0), ("mtp", 0), ("mtp", 3), ("mtp", 1), ("mtp", None),
     ]

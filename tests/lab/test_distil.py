@@ -14,7 +14,7 @@ import torch
 from lab.acceptance import Draft, accepted, drafter_loss, expected_tokens, reached, weighted_loss
 from lab.dflash import BlockDrafter, DrafterShape
 from lab.distil import Plan, dflash_drafts, distil, mtp_drafts
-from lab.engines import Engines
+from lab.engines import Engines, Written
 from lab.export import write_checkpoint, write_drafter
 from lab.model import LabModel
 from lab.mtp import MtpHead
@@ -154,10 +154,18 @@ def test_own_sequences_begin_as_texts_do() -> None:
 
 
 def test_too_little_time_for_any_own_sequence_is_told(tmp_path: Path) -> None:
-    np.save(tmp_path / "held-out-prose.npy", np.arange(600, dtype=np.uint16))
-    idle = cast(Engines, lambda prompts, params, seconds: [None] * len(prompts))
-    with pytest.raises(SystemExit, match=r"held-out: no sequence was written; --seconds 0\.5 is too little"):
-        write_parts(tmp_path, 4, idle, 0.5)
+    """And nothing is kept, where there was time for the first part alone."""
+    for part in ("held-out", "train"):
+        np.save(tmp_path / f"{part}-prose.npy", np.arange(600, dtype=np.uint16))
+    calls: list[int] = []
+
+    def late(prompts: list[list[int]], params: list[SamplingParams], seconds: float | None) -> list[Written | None]:
+        calls.append(len(prompts))
+        return [Written("", [7] * each.max_tokens, False) if len(calls) == 1 and each.max_tokens else None for each in params]
+
+    with pytest.raises(SystemExit, match=r"train: no sequence was written, of 4 that were asked for in 0\.5 seconds"):
+        write_parts(tmp_path, 4, cast(Engines, late), 0.5)
+    assert not list(tmp_path.glob("*-own.npy"))
 
 
 def test_the_checkpoint_is_served(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ REQUESTS = st.builds(
     st.sampled_from(["w4a16", "w4a16-head8", "fp8", "nvfp4", "bf16"]),
     st.builds(
         EngineConfig, device=st.just("cuda"), context=st.sampled_from([None, 2048, 12_345, 32_768, 131_072, 262_144]),
-        kv_dtype=st.sampled_from(["auto", "fp8", "int8"]),
+        kv_dtype=st.sampled_from(["auto", "fp8", "int8"]), page_tokens=st.sampled_from([16, 16, 16, 2048]),
         speculate=st.sampled_from(["auto", "mtp", "dflash", "lookup", "off"]), draft_tokens=st.sampled_from([None, 2, 7]),
     ),
     st.builds(
@@ -87,11 +87,11 @@ def check(request: Request) -> None:
 
 def test_users_without_a_page_each_are_told_what_they_need() -> None:
     """And not what the engine would start with, which fits."""
-    request = Request("w4a16", EngineConfig(device="cuda"), PlanConfig(gpu="l40s", users=300))
+    request = Request("w4a16", EngineConfig(device="cuda"), PlanConfig(gpu="l40s", users=330))
     report = make_report(made(request), made)
     check_limits(request, report)
-    assert not report.fits and "are not a page for each of 300 users" in report.why
-    assert (report.users, report.context) == (300, 1024)
+    assert not report.fits and "are not one for each of 330 users" in report.why
+    assert (report.users, report.context) == (330, 1024)
 
 
 @settings(deadline=None, max_examples=20, derandomize=True)

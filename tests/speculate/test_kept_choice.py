@@ -21,6 +21,7 @@ def test_rows_have_what_was_chosen_for_them_in_any_order() -> None:
     assert fewer.drafts([7, 7], tries=False) == (4, 2) and fewer.drafts([3, 0], tries=False) == (3, 0)
     assert kept().drafts([9, 9, 9], tries=True) == (2, 1, 4)
     assert fewer.drafts([0, 2], tries=False) == (0, 2)
+    assert fewer.drafts([7, 0], tries=False) == (4, 0) and fewer.drafts([0, 3], tries=False) == (0, 2)
 
 
 def test_a_row_that_comes_is_chosen_for_or_has_what_the_others_have() -> None:

@@ -168,6 +168,9 @@ def _missed(engine: _Engine, memory: DrafterMemory, without: Budget, *, all_at_o
         return f"{counted(config.max_seqs or 0, 'sequence')} of {counted(config.context or 0, 'token')} do not fit at once"
     if config.max_seqs is None and found.max_seqs < min(LEAST_SEQS, without.max_seqs):
         return f"the most sequences at once are {found.max_seqs} instead of {without.max_seqs}, fewer than {LEAST_SEQS}"
+    pages = _full_pages(found.layout, math.inf)
+    if config.max_seqs and pages < config.max_seqs <= _full_pages(without.layout, math.inf):
+        return f"there are {counted(int(pages), 'page')} for {counted(config.max_seqs, 'sequence')}"
     has, had = _tokens(found), _tokens(without)
     if config.context is None and has < min(LEAST_TOKENS, had):
         return f"the cache holds {counted(has, 'token')} instead of {had:,}, fewer than {LEAST_TOKENS:,}"

@@ -39,15 +39,16 @@ def _as_many(room_bytes: int, needed: Callable[[int], int]) -> int:
 
 def buy(needs: CacheNeeds, cache_bytes: int, seqs: int, *, padding: bool) -> CacheLayout:
     """State slots first, then the pages that windows can ever need, checkpoints of states (unless they are asked for, no more
-    than leave the context that is asked for), and as many full-context pages as the rest has room for.
+    than leave the context that is asked for, and a page for each of the sequences that are), and as many full-context pages as
+    the rest has room for.
     """
     groups, config = needs.groups, needs.config
     left = cache_bytes - seqs * needs.state_bytes
     windows = {g.index: needs.pages(g, needs.longest, seqs) for g in groups if g.window is not None}
     left -= sum(count * needs.page_bytes(groups[index]) for index, count in windows.items())
     full_bytes = sum(needs.page_bytes(group) for group in groups if group.window is None)
-    context_bytes = -(-(config.context or 1) // config.page_tokens) * full_bytes
-    checkpoints = _checkpoints(needs, cache_bytes, left - context_bytes, seqs)
+    asked_bytes = max(seqs if config.max_seqs else 1, -(-(config.context or 1) // config.page_tokens)) * full_bytes
+    checkpoints = _checkpoints(needs, cache_bytes, left - asked_bytes, seqs)
     left -= checkpoints * needs.state_bytes
     # A context that all sequences can have needs no more pages; groups of full context hold the same tokens.
     full = min(seqs * -(-needs.longest // config.page_tokens), max(0, left) // full_bytes) if full_bytes else 0

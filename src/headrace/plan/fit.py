@@ -128,9 +128,11 @@ def _beyond_limit(case: Case, found: Outcome) -> str:
 
 def _no_page_each(case: Case, found: Outcome, users: int | None) -> str:
     """Empty where there is one for each of the users that were asked for."""
-    if not users or found.capacity_tokens >= users * case.config.page_tokens:
+    size = case.config.page_tokens
+    if not users or found.capacity_tokens >= users * size:
         return ""
-    return f"{counted(found.capacity_tokens, 'token')} are not a page for each of {counted(users, 'user')}"
+    pages = counted(found.capacity_tokens // size, "page")
+    return f"{pages} of {counted(size, 'token')} are not one for each of {counted(users, 'user')}"
 
 
 def _at_once(case: Case, context: int, users: int) -> Outcome:

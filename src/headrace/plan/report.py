@@ -128,8 +128,10 @@ def _capacity(plan: Plan, found: Outcome) -> int:
 def _notes(plan: Plan, found: Outcome) -> Iterator[str]:
     settings, format = plan.request.plan, plan.request.format
     yield from plan.dtypes.notes
-    if not found.fits:
+    if not found.fits and found.at_once:
         yield f"users: the lines are of {found.users:,} x {counted(found.context, 'token')} at once"
+    elif not found.fits:
+        yield f"users: the lines are of a cache as given: {_share(found)}"
     elif found.users == 1:
         yield f"users: one, of {counted(found.context, 'token')}"
     elif found.at_once:

@@ -19,6 +19,7 @@ from headrace.bench.engine_settings import EngineSettings, engine_setting
 from headrace.bench.scenarios.acceptance import engine_of, parse_ways
 from headrace.config import setting
 from headrace.errors import ConfigError
+from headrace.quantities import counted
 
 if TYPE_CHECKING:
     from headrace.bench.held_out import TextPrompt
@@ -97,8 +98,8 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     found.sort(key=lambda gain: gain.drafter != OFF)
     shares = {drafter: {each: share(found, each, drafter) for each in users} for drafter in ways if drafter != OFF}
     for drafter, by_users in shares.items():
-        told = ", ".join(f"{each} users {of_best:.3f}" for each, of_best in by_users.items())
-        console.print(f"{drafter}'s controller has of the best fixed number, none included: {told}")
+        told = ", ".join(f"{counted(each, 'user')} {of_best:.3f}" for each, of_best in by_users.items())
+        console.print(f"{drafter}'s controller has of the best of 0 and the fixed numbers of drafts: {told}")
     if settings.plot:
         from headrace.bench.gain_plot import draw
 
@@ -107,7 +108,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
 
 
 def share(found: Iterable[Gain], users: int, drafter: str) -> float:
-    """The controller's rate over the best with a fixed number of the drafter's drafts, none included."""
+    """The controller's rate over the best with a fixed number of the drafter's drafts, 0 among them."""
     rates = {gain.k: gain.tokens_per_s for gain in found if (gain.users, gain.drafter) == (users, drafter)}
     return rates[None] / max(rate for k, rate in rates.items() if k is not None)
 
