@@ -147,6 +147,15 @@ def test_what_was_asked_for_is_kept() -> None:
     assert shared.drafter.method == "mtp", "of what does not fit at once anyway, users share what there is"
 
 
+@pytest.mark.parametrize(("users", "drafts", "pages"), [(95, 2, 90), (110, 0, 49)])
+def test_sequences_that_are_asked_for_have_a_page_each_with_a_drafter_too(users: int, drafts: int, pages: int) -> None:
+    settings = PlanConfig(gpu="rtx5090", users=users)
+    request = Request("w4a16", replace(CUDA, page_tokens=512), settings)
+    found = make_plan(request, cards_for(settings), lambda format: PUBLISHED)
+    assert found.drafter.drafts == drafts and f"there are {pages} pages for {users} sequences" in found.drafting.note
+    assert outcome(found.case, None, users).fits
+
+
 USUAL = [
     (None, None, 4), (32_768, None, 4), (None, 1, 4), (None, 4, 4), (32_768, 1, 4), (8192, 4, 4), (4096, 8, 4), (32_768, 8, 4),
 ]

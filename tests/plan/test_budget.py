@@ -120,6 +120,15 @@ def test_states_take_more_where_every_sequence_has_its_context(prefix_cache: str
     assert any(f"max-seqs: {seqs}, so that each can have 16 tokens at once" in note for note in budget.notes)
 
 
+def test_sequences_that_are_asked_for_have_a_page_each_before_states_are_kept() -> None:
+    model, page = spec(FULL, DELTA), 16 * 2 * 2 * 16 * 4
+    state = state_bytes_per_sequence(model, F32)
+    for room, kept in ((state - 1, 0), (state, 1)):
+        config = EngineConfig(max_seqs=8, cache_bytes=8 * (state + page) + room)
+        layout = make_budget(model, WEIGHTS, CPU, config, F32).layout
+        assert layout.checkpoints == kept and layout.pages[0] >= 8
+
+
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(st.integers(14, 26), st.sampled_from([None, 65_536]), st.sampled_from([0, 4]))
 def test_as_many_sequences_as_their_share_has_room_for(gib: int, context: int | None, drafts: int) -> None:
