@@ -155,6 +155,11 @@ class Request:
     message_ends: tuple[int, ...] = ()
     salt: str = ""
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All tokens that end the message."""
+        return self.eos_ids + self.params.stop_token_ids
+
 
 @dataclass(frozen=True, slots=True)
 class PageUpdate:

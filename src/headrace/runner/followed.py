@@ -34,7 +34,7 @@ class Followed:
             return
         tokens = tokens[: min(1 + self._until_end(tokens), self.request.max_tokens - self.generated)]
         self.generated += len(tokens)
-        self.over = self.generated >= self.request.max_tokens or any(token in self._ends for token in tokens)
+        self.over = self.generated >= self.request.max_tokens or self._until_end(tokens) < len(tokens)
         try:
             self.masks.advance(tokens)
         except RequestError as error:
@@ -60,17 +60,14 @@ class Followed:
         self.failure = self.failure if self.over else None
         return self.over
 
-    @property
-    def _ends(self) -> tuple[int, ...]:
-        return self.request.eos_ids + self.request.params.stop_token_ids
-
     def _until_end(self, tokens: Sequence[int]) -> int:
         """How many tokens come before the first that ends the message."""
-        return next((n for n, token in enumerate(tokens) if token in self._ends), len(tokens))
+        ends = self.request.end_ids
+        return next((n for n, token in enumerate(tokens) if token in ends), len(tokens))
 
     def _check(self, mask: Words, generated: int) -> None:
         held_open = generated < self.request.params.min_tokens
-        if not _allows(mask, self.vocab_size, self._ends if held_open else ()):
+        if not _allows(mask, self.vocab_size, self.request.end_ids if held_open else ()):
             but = f" but what ends the message, before min_tokens {self.request.params.min_tokens}" if held_open else ""
             raise RequestError(f"the mask behind {generated} generated tokens allows no token{but}")
 

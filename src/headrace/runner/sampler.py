@@ -209,7 +209,7 @@ class Sampler:
             output = self._upload(admission.output)
             marks.index_add_(0, output, torch.full_like(output, GENERATED_ONCE, dtype=torch.int32))
         if self._ends_marked or self._features[admission.slot].held_open:
-            ends = self._upload(_ends(admission.request, self.vocab_size))
+            ends = self._upload(_in_vocabulary(admission.request.end_ids, self.vocab_size))
             marks[ends] += ENDS_MESSAGE
 
     def _count(self, where: Tensor, tokens: Tensor, features: Sequence[Features]) -> None:
@@ -244,10 +244,6 @@ def _biased(bias: Mapping[int, float], vocab_size: int) -> list[int]:
     return [token for token in _in_vocabulary(bias, vocab_size) if bias[token] != 0]
 
 
-def _ends(request: Request, vocab_size: int) -> list[int]:
-    return _in_vocabulary(request.eos_ids + request.params.stop_token_ids, vocab_size)
-
-
 def _features_of(request: Request, vocab_size: int) -> Features:
     p = request.params
     return Features(
@@ -256,7 +252,7 @@ def _features_of(request: Request, vocab_size: int) -> Features:
         nucleus=p.top_p < 1,
         bias_entries=len(_biased(p.logit_bias, vocab_size)),
         penalised=(p.presence_penalty, p.frequency_penalty, p.repetition_penalty) != (0, 0, 1),
-        held_open=p.min_tokens > 0 and bool(_ends(request, vocab_size)),
+        held_open=p.min_tokens > 0 and bool(_in_vocabulary(request.end_ids, vocab_size)),
     )
 
 

@@ -59,7 +59,7 @@ class Sequence:
     ends: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ends = frozenset((*self.request.eos_ids, *self.request.params.stop_token_ids))
+        self.ends = frozenset(self.request.end_ids)
 
     @property
     def prefilling(self) -> bool:
