@@ -80,14 +80,10 @@ def limit_bytes(stage: Stage, config: EngineConfig) -> int:
 def outcome(case: Case, context: int | None, users: int | None) -> Outcome:
     """How what was asked for turns out."""
     try:
-        found = _found(case, context, users)
-        if found.fits or found.at_once or _beyond_limit(case, found):
-            return found
-        why = found.why  # there are fewer pages than users: what is wanted is not what the engine would start with
+        return _found(case, context, users)
     except ConfigError as error:
-        why = str(error)
-    needed = _at_once(_unpinned(case), context or min(USEFUL_TOKENS, case.max_context), users or 1)
-    return replace(needed, fits=False, why=why)
+        needed = _at_once(_unpinned(case), context or min(USEFUL_TOKENS, case.max_context), users or 1)
+        return replace(needed, fits=False, why=str(error))
 
 
 def fits(case: Case, context: int | None, users: int | None) -> bool:
@@ -99,46 +95,38 @@ def fits(case: Case, context: int | None, users: int | None) -> bool:
 
 
 def _found(case: Case, context: int | None, users: int | None) -> Outcome:
-    """Raises ConfigError where no engine would start."""
+    """Raises ConfigError where no engine would start, or not with a page for each of the users that are asked for."""
     unnamed = any(stage.hardware.memory_bytes == NO_LIMIT_BYTES for stage in case.stages)
     if case.config.cache_bytes is None and ((context and users) or unnamed):
         return _at_once(case, context or case.max_context, users or 1)
     budgets = _shared(case, context, users)
     seqs, longest = budgets[0].max_seqs, min(budget.context for budget in budgets)
-    return _checked(case, Outcome(True, budgets, longest, users or seqs, at_once=False), users)
+    found = _checked(case, Outcome(True, budgets, longest, users or seqs, at_once=False))
+    size = case.config.page_tokens
+    if users and found.fits and found.capacity_tokens < users * size:
+        pages = counted(found.capacity_tokens // size, "page")
+        raise ConfigError(f"{pages} of {counted(size, 'token')} are not one for each of {counted(users, 'user')}")
+    return found
 
 
 def _unpinned(case: Case) -> Case:
     return replace(case, config=replace(case.config, cache_bytes=None))
 
 
-def _checked(case: Case, found: Outcome, users: int | None) -> Outcome:
-    why = _beyond_limit(case, found) or _no_page_each(case, found, users)
-    return replace(found, fits=False, why=why) if why else found
-
-
-def _beyond_limit(case: Case, found: Outcome) -> str:
-    """Of the first card that has less than the engine takes; empty where all have it."""
+def _checked(case: Case, found: Outcome) -> Outcome:
+    """Whether every card has what the engine takes of it."""
     for stage, budget in zip(case.stages, found.budgets, strict=True):
         if budget.total_bytes > (limit := limit_bytes(stage, case.config)):
             needed = exact_size(budget.total_bytes)
-            return f"the engine needs {needed}, and may use {exact_size(limit)} of the {stage.hardware.name}"
-    return ""
-
-
-def _no_page_each(case: Case, found: Outcome, users: int | None) -> str:
-    """Empty where there is one for each of the users that were asked for."""
-    size = case.config.page_tokens
-    if not users or found.capacity_tokens >= users * size:
-        return ""
-    pages = counted(found.capacity_tokens // size, "page")
-    return f"{pages} of {counted(size, 'token')} are not one for each of {counted(users, 'user')}"
+            why = f"the engine needs {needed}, and may use {exact_size(limit)} of the {stage.hardware.name}"
+            return replace(found, fits=False, why=why)
+    return found
 
 
 def _at_once(case: Case, context: int, users: int) -> Outcome:
     """Every user at the full context."""
     budgets = tuple(_needed(case, stage, context, users) for stage in case.stages)
-    return _checked(case, Outcome(True, _equal(case, budgets), context, users, at_once=True), users)
+    return _checked(case, Outcome(True, _equal(case, budgets), context, users, at_once=True))
 
 
 def _needed(case: Case, stage: Stage, context: int, users: int) -> Budget:
