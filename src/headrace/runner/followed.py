@@ -32,9 +32,10 @@ class Followed:
         """As far as the message goes, as `scheduler.commit` has it."""
         if self.over or self._failed(len(tokens)):
             return
-        tokens = tokens[: min(1 + self._until_end(tokens), self.request.max_tokens - self.generated)]
+        end = self._until_end(tokens)
+        tokens = tokens[: min(1 + end, self.request.max_tokens - self.generated)]
         self.generated += len(tokens)
-        self.over = self.generated >= self.request.max_tokens or self._until_end(tokens) < len(tokens)
+        self.over = self.generated >= self.request.max_tokens or end < len(tokens)
         try:
             self.masks.advance(tokens)
         except RequestError as error:
